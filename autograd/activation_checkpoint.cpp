@@ -202,7 +202,7 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   }
   std::vector<Tensor> tensors;
   for (const Variable& result : results) {
-    LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to return a defined variable");
+    LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to return a defined variable; return its result");
     const bool recorded =
         // fn ran under NoGrad, so a result that requires grad was made outside fn: return it unchanged
         is_floating(result.dtype()) && !result.requires_grad();

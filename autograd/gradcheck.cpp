@@ -44,7 +44,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
     }
     wanted.push_back(input);
   }
-  LOCKSTEP_CHECK(!wanted.empty(), "[gradcheck] expected an input that requires grad, got none");
+  LOCKSTEP_CHECK(!wanted.empty(), "[gradcheck] expected an input that requires grad, got none; call requires_grad_()");
 
   const RandomState random = random_state();
   const auto run = [&] {
@@ -52,7 +52,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
     return fn(inputs);
   };
   const Variable output = run();
-  LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype());
+  LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype(), "; use .to(f64)");
   if (!output.requires_grad()) return "the output does not require grad";
   const Tensor weights = empty(output.shape(), {.dtype = f64, .device = output.device()});
   uniform_(weights, 0.5, 1.5);

@@ -83,7 +83,7 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
                  "] expected x (..., C) and a weight (V, C) with V > 0, got ", x.shape(), " and ", weight.shape());
   LOCKSTEP_CHECK(x.device() == weight.device() && x.device() == target.device(), "[", op,
                  "] expected x, weight and target on one device, got ", x.device(), ", ", weight.device(), " and ",
-                 target.device());
+                 target.device(), "; move them with .to(device)");
   LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == without_last(x.shape()), "[", op,
                  "] expected class indices i64 ", without_last(x.shape()), " for x ", x.shape(), ", got ",
                  target.dtype(), " ", target.shape(), "; probabilities need cross_entropy(linear(x, weight), target)");
@@ -91,7 +91,7 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
                  "] expected a weight of shape ", Shape{weight.size(0)}, ", one for each class, got ",
                  options.weight.shape());
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.dtype() == x.dtype() || Autocast::enabled(), "[", op,
-                 "] expected class weights in ", x.dtype(), ", got ", options.weight.dtype());
+                 "] expected class weights in ", x.dtype(), ", got ", options.weight.dtype(), "; use .to(dtype)");
   LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", options.label_smoothing);
   LOCKSTEP_CHECK(rows_at_once >= 0, "[", op, "] expected rows_at_once >= 0, got ", rows_at_once);
@@ -99,7 +99,7 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
   int64_t row = 0;
   for (const int64_t t : target.to_vector<int64_t>()) {
     LOCKSTEP_CHECK((t >= 0 && t < weight.size(0)) || t == options.ignore_index, "[", op, "] expected targets in [0, ",
-                   weight.size(0), "), got ", t, " in row ", row);
+                   weight.size(0), "), got ", t, " in row ", row, "; correct the targets");
     ++row;
   }
 }

@@ -14,7 +14,7 @@ inline void check_alike(const char* op, std::initializer_list<std::pair<const ch
   const auto& [name, first] = *parts.begin();
   for (const auto& [other, x] : parts) {
     LOCKSTEP_CHECK(x.shape() == first.shape(), "[", op, "] expected ", name, " and ", other, " of one shape, got ",
-                   first.shape(), " and ", x.shape());
+                   first.shape(), " and ", x.shape(), "; reshape one of them");
     LOCKSTEP_CHECK(is_floating(x.dtype()), "[", op, "] expected floating ", other, ", got ", x.dtype(),
                    "; convert with .to(dtype)");
     LOCKSTEP_CHECK(x.dtype() == first.dtype() || Autocast::enabled(), "[", op, "] expected ", name, " and ", other,
@@ -27,7 +27,7 @@ inline void check_one_shape(const char* op, const Variable& x, const Variable& t
   LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ",
                  target.shape());
   LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op,
-                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype());
+                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype(), "; use .to(f32)");
   LOCKSTEP_CHECK(x.dtype() == target.dtype() || Autocast::enabled(), "[", op,
                  "] expected x and target of one dtype, got ", x.dtype(), " and ", target.dtype(),
                  "; convert with .to(dtype)");
@@ -42,7 +42,7 @@ inline void check_margin(const char* op, double margin, double low, double high)
 /// Error unless `weight` is undefined or broadcasts to `shape`.
 inline void check_broadcasts(const char* op, const Tensor& weight, const Shape& shape) {
   LOCKSTEP_CHECK(!weight.defined() || broadcast_shapes(op, weight.shape(), shape) == shape, "[", op,
-                 "] expected a weight that broadcasts to ", shape, ", got ", weight.shape());
+                 "] expected a weight that broadcasts to ", shape, ", got ", weight.shape(), "; reshape the weight");
 }
 
 /// Error if `good` is false anywhere; the message gives the first such element of `values`. Checks on the CPU only.
@@ -51,7 +51,8 @@ inline void check_values(const char* op, const char* expected, const Tensor& val
   const auto is_good = good.to(i64).to_vector<int64_t>();
   size_t at = 0;
   while (is_good[at]) ++at;
-  fail(str("[", op, "] expected ", expected, ", got ", values.to_vector<double>()[at], " at element ", at));
+  fail(str("[", op, "] expected ", expected, ", got ", values.to_vector<double>()[at], " at element ", at,
+           "; correct or clamp the values"));
 }
 
 /// A scalar with the dtype and device of `like`.

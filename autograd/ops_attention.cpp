@@ -105,7 +105,7 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
   const int64_t groups = kv_heads == 0 ? heads : kv_heads, all = heads + 2 * groups;
   LOCKSTEP_CHECK(qkv.dim() == 3 && heads >= 1 && groups >= 1 && qkv.size(2) % all == 0,
                  "[attention_packed] expected head counts >= 1 and qkv (B, T, C) with C a multiple of ", all,
-                 " heads (query, key and value), got ", qkv.shape());
+                 " heads (query, key and value), got ", qkv.shape(), "; change the head counts, or the last size");
   if (args.dropout > 0) args.key = next_random_key(qkv.device());
   const int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / all;
   // part(packed, i) is a view of q, k or v for i = 0, 1, 2, with shape (batch, heads or kv_heads, tokens, width).

@@ -36,7 +36,7 @@ Variable class_rows(const Variable& x) {
 
 void check_class_options(const char* op, const Variable& x, const CrossEntropyOptions& options) {
   LOCKSTEP_CHECK(x.dim() >= 1 && is_floating(x.dtype()), "[", op, "] expected floating logits (N, C, ...) or (C), got ",
-                 x.dtype(), " ", x.shape());
+                 x.dtype(), " ", x.shape(), "; convert or reshape them");
   const int64_t classes = x.size(x.dim() == 1 ? 0 : 1);
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.shape() == Shape{classes}, "[", op,
                  "] expected a weight of shape ", Shape{classes}, ", one for each class, got ", options.weight.shape());
@@ -49,7 +49,7 @@ void check_class_indices(const char* op, const Variable& x, const Tensor& target
   LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected class indices of dtype i64 or probabilities, got ",
                  target.dtype());
   LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(),
-                 ", got ", target.shape());
+                 ", got ", target.shape(), "; reshape the indices");
 }
 
 namespace {
@@ -140,7 +140,7 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
   }
   LOCKSTEP_CHECK(target.shape() == logits.shape(), "[cross_entropy] expected probabilities of the logits' shape ",
                  logits.shape(), " (or i64 class indices of shape ", without_classes(logits.shape()), "), got ",
-                 target.dtype(), " ", target.shape());
+                 target.dtype(), " ", target.shape(), "; convert or reshape the target");
   return cross_entropy_probabilities(logits, target, options);
 }
 

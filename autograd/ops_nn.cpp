@@ -83,7 +83,7 @@ Variable conv1d(const Variable& x, const Variable& w, const Variable& bias, int6
                 int64_t dilation, int64_t groups) {
   LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
                  "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(), " and ",
-                 w.shape());
+                 w.shape(), "; unsqueeze() adds a missing dim");
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
 }

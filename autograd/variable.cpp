@@ -27,12 +27,12 @@ tape::GradAt start(const char* op, const Variable& root, const Variable& gradien
                  "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
                  "outside such a scope, from a variable that requires grad");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
-                 root.shape(), " (only a result of one element may omit it)");
+                 root.shape(), " (only a result of one element may omit it); pass one");
   LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
-                 root.dtype(), " (only a real result may omit it)");
+                 root.dtype(), " (only a real result may omit it); pass one");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
                  "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
-                 " and ", gradient.dtype());
+                 " and ", gradient.dtype(), "; convert or reshape it");
   LOCKSTEP_CHECK(!gradient.defined() || gradient.device() == root.device(), "[", op, "] expected a gradient on ",
                  root.device(), ", got one on ", gradient.device(), " (move with .to(device))");
   return {tape::edge_of(root), gradient.defined() ? gradient : Variable(ones_like(root.tensor()))};
@@ -60,7 +60,7 @@ const Tensor& Variable::tensor() const {
 void Variable::set_tensor(Tensor tensor) {
   LOCKSTEP_CHECK(is_leaf(), "[set_tensor] expected a leaf, got the output of '", impl_->node->name(),
                  "'; call it on a parameter, or on detach()");
-  LOCKSTEP_CHECK(tensor.defined(), "[set_tensor] expected a defined tensor, got an undefined one");
+  LOCKSTEP_CHECK(tensor.defined(), "[set_tensor] expected a defined tensor, got an undefined one; create it first");
   if (impl_->node) {
     Leaf& leaf = leaf_of(*impl_);
     Node::Output& output = leaf.outputs()[0];
@@ -139,7 +139,7 @@ void Node::Output::run_hooks() {
     Tensor changed = hook(grad.plain);
     if (!changed.defined()) continue;
     LOCKSTEP_CHECK(changed.shape() == shape && changed.dtype() == dtype, "[on_grad] expected the hook to return shape ",
-                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype());
+                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype(), "; keep both there");
     grad.plain = std::move(changed);
   }
 }

@@ -60,8 +60,7 @@ class Variable {
   /// A variable that shares the tensor but does not require grad.
   Variable detach() const;
 
-  /// The gradient accumulated so far; undefined before backward. Error for a non-leaf on which retain_grad() was not
-  /// called.
+  /// The gradient accumulated so far; undefined before backward. Error for a non-leaf without retain_grad().
   Tensor& grad() const;
   /// grad(), for code that reads it, such as optimizers. Error, which names `op`, if the program assigned a .grad whose
   /// shape, dtype or device differ from this variable's.

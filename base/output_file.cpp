@@ -17,8 +17,8 @@ namespace {
 
 /// Opens a regular file. Returns its descriptor, or -1 with the reason in errno.
 int open_regular_file(const std::string& path, int flags) {
-  // Users cannot create files in /proc, in /dev/fd or directly in /dev. But users can create files in subfolders such
-  // as /dev/shm.
+  // In /proc, in /dev/fd and directly in /dev only the system creates files, so a pipe or device there is meant. Users
+  // can create files in subfolders such as /dev/shm, so there it is an Error.
   const bool of_the_system =
       path.starts_with("/proc/") || path.starts_with("/dev/fd/") || (path.starts_with("/dev/") && path.rfind('/') == 4);
   if (of_the_system) return ::open(path.c_str(), flags | O_CLOEXEC, 0666);

@@ -1,5 +1,6 @@
-// Speed-up by quantised weights: milliseconds of a GPT-2 (124M) per generated token and for a prompt, in f32 and in
-// every quantised format, alternating within one process. Prints a JSON line per format, with the ratios to f32.
+// Speed-up from quantised weights: milliseconds per generated token and per prompt of a GPT-2 (124M), in f32 and in
+// every quantised format, alternating within one process. Prints a JSON line per format, with the ratios to f32
+// (1 with --only).
 //
 //   bench_quantized --turns 5 --threads 2
 //   bench_quantized --only group8,head --turns 1    one format, for a script that alternates programs
@@ -40,20 +41,21 @@ double median(std::vector<double> all) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("time per token, with floating and quantised weights");
+  CLI::App app("time per token, with floating-point and quantised weights");
   int rounds = 5, threads = 2;
   int64_t tokens = 64, prompt = 16, prefill = 512;
   std::string only;
-  app.add_option("--turns", rounds, "repetitions of all cases")->capture_default_str();
+  app.add_option("--turns", rounds, "how often each case is timed")->capture_default_str();
   app.add_option("--threads", threads)->capture_default_str();
   app.add_option("--tokens", tokens, "tokens to generate after the prompt")->capture_default_str();
-  app.add_option("--prompt", prompt, "tokens of the prompt")->capture_default_str();
-  app.add_option("--prefill", prefill, "tokens of the prompt whose prefill is timed")->capture_default_str();
+  app.add_option("--prompt", prompt, "length of the prompt before the timed tokens")->capture_default_str();
+  app.add_option("--prefill", prefill, "length of the prompt whose prefill is timed")->capture_default_str();
   app.add_option("--only", only, "run only this case");
   CLI11_PARSE(app, argc, argv);
   set_threads(threads);
   const NoGrad no_grad;
   std::vector<Case> cases;
+  // The names are texts for nn::quantize_options(); ",head" quantises the output layer, too.
   for (const char* const name : {"f32", "group8,head", "group4,head", "row8,head", "dynamic,head", "llm_int8,head"}) {
     if (!only.empty() && only != name) continue;
     manual_seed(1);

@@ -50,7 +50,7 @@ Piece full(const std::string& name, const Tensor& tensor) {
 }
 
 Piece part_of(const std::string& name, const Shape& shape, int64_t begin, const Tensor& part) {
-  LOCKSTEP_CHECK(part.defined(), "[checkpoint] expected a tensor for \"", name, "\", got an undefined one");
+  LOCKSTEP_CHECK(part.defined(), "[checkpoint] expected a tensor for \"", name, "\", got an undefined one; create it");
   return {name, shape, part.dtype(), begin, begin + part.numel(), part};
 }
 
@@ -67,12 +67,12 @@ std::string check_piece(const Piece& p) {
     const int64_t numel = numel_of(p.shape);
     LOCKSTEP_CHECK(p.begin >= 0 && p.begin <= p.end && p.end <= numel, where, "expected a range of the ", numel,
                    " elements of ", p.shape, ", got [", p.begin, ", ", p.end, ")");
-    LOCKSTEP_CHECK(p.tensor.defined(), where, "expected a tensor, got an undefined one");
+    LOCKSTEP_CHECK(p.tensor.defined(), where, "expected a tensor, got an undefined one; create it");
     LOCKSTEP_CHECK(!p.tensor.storage()->is_empty(), where,
                    "expected a tensor with memory, got one whose storage was emptied; "
                    "gather the parameter first (Zero::gathered)");
     LOCKSTEP_CHECK(p.tensor.dtype() == p.dtype, where, "expected a tensor of ", name_of(p.dtype), ", got ",
-                   name_of(p.tensor.dtype()));
+                   name_of(p.tensor.dtype()), "; convert it with .to(dtype)");
     LOCKSTEP_CHECK(p.tensor.numel() == p.end - p.begin, where, "expected a tensor of the ", p.end - p.begin,
                    " elements [", p.begin, ", ", p.end, "), got ", p.tensor.numel());
     LOCKSTEP_CHECK(p.tensor.is_contiguous(), where, "expected a contiguous tensor, got shape ", p.tensor.shape(),
@@ -162,7 +162,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
   for (const auto& [name, target] : layout.manifest.aliases)
     LOCKSTEP_CHECK(all.count(target) && !all.count(name),
                    "expected an alias of a tensor that is saved, which is not saved itself, got \"", name, "\" for \"",
-                   target, "\"");
+                   target, "\"; save the tensor too, or drop the alias");
 
   // 2. Check that the ranges cover each tensor. Two ranges must be identical or must not overlap.
   std::map<std::vector<int>, int64_t> shared, done;  // bytes that exactly these ranks hold; bytes divided so far
@@ -205,8 +205,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
         const int rank = held_by[i];
         const auto owner = std::find_if(owners.begin(), owners.end(),
                                         [&](const Owner& o) { return o.offer == of_rank[size_t(rank)]; });
-        // Consecutive ranges on one rank form one part: a rank that passes all pieces of a tensor writes the tensor as
-        // a whole.
+        // Consecutive ranges on one rank form one part: a rank that passes all pieces of a tensor writes it as a whole.
         auto& writes = layout.writes[size_t(rank)];
         if (tensor.parts.empty() || tensor.parts.back().file != file_of_rank(rank)) {
           writes.push_back({name, tensor.parts.size(), {}});

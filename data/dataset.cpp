@@ -33,7 +33,7 @@ void check_index(const char* dataset, int64_t index, int64_t size) {
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
                  "[take_rows] expected a tensor on the cpu with at least 1 dim, got ",
-                 x.defined() ? str(x.shape(), " on ", x.device()) : "none");
+                 x.defined() ? str(x.shape(), " on ", x.device()) : "none", "; move it with .to(cpu)");
   for (const int64_t index : indices) check_index("take_rows", index, x.size(0));
   const Tensor source = x.contiguous();
   Shape shape = x.shape();
@@ -91,7 +91,7 @@ TensorDataset::TensorDataset(Tensor inputs, Tensor targets) {
                  inputs.defined() ? str(inputs.shape()) : "none", " and ",
                  targets.defined() ? str(targets.shape()) : "none");
   LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ",
-                 inputs.shape(), " and ", targets.shape());
+                 inputs.shape(), " and ", targets.shape(), "; drop those without a partner");
   inputs_ = inputs.contiguous();
   targets_ = targets.contiguous();
 }
@@ -123,7 +123,7 @@ std::vector<std::vector<int64_t>> random_split(int64_t n, const std::vector<int6
     LOCKSTEP_CHECK(length >= 0, "[random_split] expected lengths >= 0, got ", length);
     total += length;
   }
-  LOCKSTEP_CHECK(total == n, "[random_split] expected lengths that add up to ", n, ", got ", total);
+  LOCKSTEP_CHECK(total == n, "[random_split] expected lengths that add up to ", n, ", got ", total, "; change one");
   const auto order = permutation(n, seed);
   std::vector<std::vector<int64_t>> parts;
   auto at = order.begin();

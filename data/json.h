@@ -1,6 +1,5 @@
 #pragma once
-// JSON values, for config files, metrics and tokenizers. The parser is strict and has limits; its Errors name line and
-// column.
+// JSON values, for config files, metrics and tokenizers. The parser is strict and limited; Errors name line and column.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,8 +9,7 @@
 
 namespace lockstep::data {
 
-/// A JSON value: null, bool, integer, floating-point number, string, list, or object. Objects keep the order of their
-/// keys.
+/// A JSON value: null, bool, integer, floating-point number, string, list, or object. Objects keep their keys' order.
 class Json {
  public:
   /// A list.

@@ -38,7 +38,7 @@ LoaderProgress::LoaderProgress(int64_t dataset_size, int64_t batch_size, bool sh
   LOCKSTEP_CHECK(!(sampler && shuffle),
                  "[DataLoader] expected shuffle or a sampler, got both: the sampler decides the order");
   LOCKSTEP_CHECK(world == 1 || sampler, "[DataLoader] expected a sampler that divides the epoch among ", world,
-                 " ranks (world), got none");
+                 " ranks (world), got none; give a DistributedSampler");
   LOCKSTEP_CHECK(
       sampler || dataset_size < endless_samples,
       "[DataLoader] expected a sampler for an endless dataset, got none: stream_sampler() defines its epochs");
@@ -56,7 +56,7 @@ int64_t LoaderProgress::start(std::vector<int64_t>& indices) {
   indices = has_seeded_sampler_ ? permutation(dataset_size_, seed_, epoch) : sampler_(epoch);
   for (const int64_t index : indices) {
     LOCKSTEP_CHECK(index >= 0 && index < dataset_size_, "[DataLoader] expected indices from 0 to ", dataset_size_ - 1,
-                   ", got ", index, " from the sampler");
+                   ", got ", index, " from the sampler; correct the sampler");
   }
   if (!fresh_) position_ = 0;
   epoch_ = epoch;

@@ -251,7 +251,8 @@ template <class S, class B = S> class RepeatingLoader {
  public:
   /// Error if the loader has no batches.
   explicit RepeatingLoader(DataLoader<S, B>& loader) : loader_(&loader) {
-    LOCKSTEP_CHECK(loader.size() > 0, "[RepeatingLoader] expected a loader with at least one batch, got an empty one");
+    LOCKSTEP_CHECK(loader.size() > 0,
+                   "[RepeatingLoader] expected a loader with a batch, got an empty one; add samples");
   }
   /// The next batch, valid until the next call.
   B& next() {

@@ -51,7 +51,7 @@ void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes) {
   struct stat info;
   if (::fstat(file.fd, &info) != 0) fail_system("stat", path);
   LOCKSTEP_CHECK(S_ISREG(info.st_mode), "[file] expected a regular file, got ",
-                 S_ISDIR(info.st_mode) ? "a folder: " : "a device or pipe: ", path);
+                 S_ISDIR(info.st_mode) ? "a folder: " : "a device or pipe: ", path, "; give the path of a file");
   LOCKSTEP_CHECK(info.st_size <= max_bytes, "[file] expected at most ", max_bytes, " bytes, got ", info.st_size, ": ",
                  path, "; use a smaller file");
   file.size = info.st_size;

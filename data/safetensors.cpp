@@ -283,7 +283,7 @@ void save_safetensors(const std::string& path, const std::vector<std::pair<std::
   std::vector<SafeTensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
     LOCKSTEP_CHECK(tensor.defined() && tensor.device().is_cpu(), where, ": expected tensors on the cpu, got \"", name,
-                   "\" ", tensor.defined() ? "elsewhere" : "undefined");
+                   "\" ", tensor.defined() ? "elsewhere" : "undefined", "; move it with .to(cpu), or leave it out");
     sorted.push_back(tensor.contiguous());
     entries.push_back({name, tensor.dtype(), tensor.shape()});
   }

@@ -75,11 +75,11 @@ MicroBatchSampler::MicroBatchSampler(MicroBatchOptions options) : options_(optio
                  "] expected micro_batch and micro_batches >= 1, got ", options.micro_batch, " and ",
                  options.micro_batches);
   LOCKSTEP_CHECK(options.micro_batches % options.world == 0, "[", op, "] expected micro_batches a multiple of world ",
-                 options.world, ", got ", options.micro_batches);
+                 options.world, ", got ", options.micro_batches, "; change micro_batches, or the number of ranks");
   LOCKSTEP_CHECK(
       options.drop_last ? options.samples / options.micro_batch >= options.micro_batches : options.samples > 0, "[", op,
-      "] expected samples for one step, ", options.micro_batch, " x ", options.micro_batches, ", got ",
-      options.samples);
+      "] expected samples for one step, ", options.micro_batch, " x ", options.micro_batches, ", got ", options.samples,
+      "; give more samples, or make the step smaller");
 }
 
 std::vector<int64_t> MicroBatchSampler::operator()(int64_t epoch) const {

@@ -31,7 +31,7 @@ Example windows(const Tokens& tokens, std::span<const int64_t> starts, int64_t c
 
 Tensor read_bytes(const std::string& path, int64_t max_bytes) {
   const auto file = MappedFile::open(path, max_bytes);
-  LOCKSTEP_CHECK(file->size() > 0, "[read_bytes] expected text, got an empty file: ", path);
+  LOCKSTEP_CHECK(file->size() > 0, "[read_bytes] expected text, got an empty file: ", path, "; give a file with text");
   return Tensor(Storage::adopt(file->data(), file->size(), cpu, [file] {}), 0, {file->size()}, {1}, u8);
 }
 
@@ -39,7 +39,7 @@ TextDataset::TextDataset(Tokens tokens, TextOptions options) : tokens_(std::move
   LOCKSTEP_CHECK(options.context >= 1 && options.stride >= 1, "[TextDataset] expected context and stride >= 1, got ",
                  options.context, " and ", options.stride);
   LOCKSTEP_CHECK(tokens_.size() > options.context, "[TextDataset] expected more tokens than the context of ",
-                 options.context, ", got ", tokens_.size());
+                 options.context, ", got ", tokens_.size(), "; give more text, or a smaller context");
 }
 
 Example TextDataset::get(int64_t index) const {
@@ -64,7 +64,7 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
   LOCKSTEP_CHECK(batch >= 1 && context >= 1, "[TokenBatches] expected batch and context >= 1, got ", batch, " and ",
                  context);
   LOCKSTEP_CHECK(tokens_.size() > context, "[TokenBatches] expected more tokens than the context of ", context,
-                 ", got ", tokens_.size());
+                 ", got ", tokens_.size(), "; give more text, or a smaller context");
   const trace::Scope scope("sample", trace::Category::data);
   // The XOR makes these draws differ from those of dropout under the same seed.
   Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = seed_of(uint64_t(step), uint64_t(micro_batch))});

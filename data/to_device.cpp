@@ -14,7 +14,7 @@ ToDevice::ToDevice(Device device, int slots) : device_(device) {
 }
 
 Tensor ToDevice::operator()(const Tensor& x) {
-  LOCKSTEP_CHECK(x.defined(), "[ToDevice] expected a tensor, got an undefined one");
+  LOCKSTEP_CHECK(x.defined(), "[ToDevice] expected a tensor, got an undefined one; create it first");
   if (device_.is_cpu() || !x.device().is_cpu() || x.numel() == 0) return x.to(device_);
   Slot& slot = slots_[next_++ % slots_.size()];
   const Tensor source = x.contiguous();

@@ -58,8 +58,7 @@ class Decoder {
  public:
   /// Decodes ids of `tokenizer`. skip_special: true leaves special tokens out of the text.
   explicit Decoder(const Tokenizer& tokenizer, bool skip_special = true);
-  /// The characters completed by this id; "" if there are none. Bytes that can no longer become a character give
-  /// U+FFFD.
+  /// The characters completed by this id; "" for none. Bytes that can no longer become a character give U+FFFD.
   std::string push(int32_t id);
   /// Ends the text. Returns U+FFFD if the last character is incomplete, else "".
   std::string flush();

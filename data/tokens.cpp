@@ -61,9 +61,9 @@ void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece
 Tokens::Tokens(const Tensor& tokens, const char* op) {
   LOCKSTEP_CHECK(tokens.defined() && tokens.dim() == 1 && tokens.device().is_cpu(), "[", op,
                  "] expected a list of tokens (1 dim, cpu), got ",
-                 tokens.defined() ? str(tokens.shape()) : "an undefined tensor");
+                 tokens.defined() ? str(tokens.shape()) : "an undefined tensor", "; flatten() it, or use .to(cpu)");
   LOCKSTEP_CHECK(tokens.dtype() == u8 || tokens.dtype() == i32 || tokens.dtype() == i64, "[", op,
-                 "] expected u8, i32 or i64 tokens, got ", tokens.dtype());
+                 "] expected u8, i32 or i64 tokens, got ", tokens.dtype(), "; convert them with .to(i64)");
   const auto kept = std::make_shared<const Tensor>(tokens.contiguous());
   kind_ = tokens.dtype() == u8 ? Kind::u8 : tokens.dtype() == i32 ? Kind::i32 : Kind::i64;
   size_ = kept->numel();
@@ -132,7 +132,7 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
   };
   const int64_t size = file->size();
   LOCKSTEP_CHECK(size >= kHeaderBytes && text(0, 8) == kTokensMagic, where,
-                 ": expected a .tokens file written by `gpt tokenize`");
+                 ": expected a .tokens file written by `gpt tokenize`; write one with it");
   LOCKSTEP_CHECK(little(all, size_t(kCrcAt), 4) == crc_of(all.first(size_t(kCrcAt))), where,
                  ": the header is damaged: its checksum does not match; write the file again");
   const uint64_t version = little(all, 8, 4), bytes = little(all, 12, 4), vocabulary = little(all, 16, 8);
@@ -176,7 +176,7 @@ Tokenized tokenize_file(const std::string& text, const std::string& to, const To
       done.bytes += int64_t(part.size());
       if (report) report(done);
     });
-    LOCKSTEP_CHECK(done.tokens > 0, "[tokenize] expected a text, got an empty file: ", text);
+    LOCKSTEP_CHECK(done.tokens > 0, "[tokenize] expected a text, got an empty file: ", text, "; give a file with text");
     std::string end(kTokensEnd);
     append_little(end, uint64_t(done.tokens), 8);
     file.append(as_bytes(end));

@@ -52,8 +52,7 @@ struct Execution {
   bool checksum = checksum_wanted();
 };
 
-/// Traffic of one call: payload bytes sent and received, transfers sent, and 1 in `in_place` if it ran in shared
-/// memory.
+/// Traffic of one call: payload bytes sent and received, transfers sent, and 1 in `in_place` if in shared memory.
 struct CallTraffic {
   int64_t sent = 0, received = 0, messages = 0, in_place = 0;
 };

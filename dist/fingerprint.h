@@ -30,7 +30,7 @@ struct Header {
   /// receive: the low 16 bits of the payload's crc32c.
   uint16_t payload_crc = 0;
   uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
-  uint8_t in_place = 0;    ///< 1: a Placement follows, then the payload if a tensor is not in shared memory
+  uint8_t in_place = 0;    ///< 1: a SegmentRange follows, then the payload if a tensor is not in shared memory
   char tag_text[64] = {};  ///< the tag, truncated, so that the other side can print it
   uint32_t crc = 0;
 };

@@ -22,8 +22,7 @@ struct Seat {
 /// attempt, since the file may be left from an earlier run. DistError: timeout, refused, protocol.
 Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadline);
 
-/// Rank 0 with file://: writes its address, port and token into the file, readable by the owner only. Replaces an older
-/// file.
+/// Rank 0 with file://: writes its address, port and token into the file, for the owner only. Replaces an older file.
 void publish(const Rendezvous& place);
 /// Removes the file if it still holds this job's token.
 void unpublish(const Rendezvous& place) noexcept;

@@ -29,7 +29,7 @@ GroupMesh::GroupMesh(ProcessGroup& world, std::vector<std::pair<std::string, int
     text += str(i ? " x " : "", name, " ", size);
   }
   LOCKSTEP_CHECK(product == world.size(), "[mesh] expected axes whose sizes multiply to the ", world.size(),
-                 " ranks of group ", world.name(), ", got ", text, " = ", product);
+                 " ranks of group ", world.name(), ", got ", text, " = ", product, "; change a size");
 
   int rest = world.rank();
   coordinates_.resize(axes_.size());

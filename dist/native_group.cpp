@@ -147,8 +147,7 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   }
   const int64_t block = count / n * size;  // all_to_all: bytes for each pair of ranks
   if (call.collective == Collective::all_to_all) {
-    // If the output is the input, received blocks would overwrite blocks that are still to be sent: copy the input
-    // first.
+    // If the output is the input, received blocks would overwrite blocks still to be sent: copy the input first.
     if (input == output && count > 0) input = copy_to_scratch();
     copy_bytes(output + rank * block, input + rank * block, block);
   }

@@ -69,8 +69,7 @@ SocketAddress peer_address(int fd);
 
 /// Opens a listening socket. Error if the port is in use, the address is not of this machine, or descriptors ran out.
 Fd listen_at(const SocketAddress& address);
-/// Connects a non-blocking socket. On failure, or at the deadline, returns an empty Fd and stores the errno in
-/// `problem`.
+/// Connects a non-blocking socket. On failure, or at the deadline, returns an empty Fd, and the errno in `problem`.
 Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& problem);
 /// Makes an accepted socket non-blocking and close-on-exec, and disables Nagle's delay (TCP_NODELAY).
 void prepare(int fd);

@@ -6,8 +6,7 @@
 
 namespace lockstep::dist {
 
-/// The elementwise sum of all ranks' vectors, or the reduction in `options`. Called by all ranks, with vectors of one
-/// length.
+/// The elementwise sum of all ranks' vectors, or the reduction in `options`. Called by all ranks, with equal lengths.
 template <class T>
 std::vector<T> all_reduced(const std::vector<T>& mine, ProcessGroup& group, const CollectiveOptions& options) {
   const Tensor all = Tensor::from(mine, {int64_t(mine.size())});

@@ -15,7 +15,7 @@ namespace {
 std::string at(Collective collective) { return str("[", name_of(collective), "] "); }
 
 void check_tensor(Collective c, const char* role, const Tensor& t) {
-  LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one");
+  LOCKSTEP_CHECK(t.defined(), at(c), "expected a tensor as ", role, ", got an undefined one; create it first");
   LOCKSTEP_CHECK(t.is_contiguous(), at(c), "expected ", role, " to be contiguous, got shape ", t.shape(),
                  " with strides ", t.strides(), "; use .contiguous()");
   LOCKSTEP_CHECK(!t.storage()->is_empty(), at(c), "expected ", role,
@@ -28,9 +28,9 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
   check_tensor(c, "output", output);
   check_tensor(c, "input", input);
   LOCKSTEP_CHECK(output.dtype() == input.dtype(), at(c), "expected output and input of one dtype, got ", output.dtype(),
-                 " and ", input.dtype());
+                 " and ", input.dtype(), "; convert one with .to(dtype)");
   LOCKSTEP_CHECK(output.device() == input.device(), at(c), "expected output and input on one device, got ",
-                 output.device(), " and ", input.device());
+                 output.device(), " and ", input.device(), "; move one with .to(device)");
 }
 
 int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
@@ -49,7 +49,7 @@ void check_reduction(Collective c, ReduceOp op, DType dtype) {
   LOCKSTEP_CHECK(op <= ReduceOp::max, at(c), "expected a reduction sum, mean, product, min or max, got number ",
                  int(op));
   LOCKSTEP_CHECK(op != ReduceOp::mean || dtype != boolean, at(c),
-                 "expected sum (or), product (and), min or max of bool, got mean");
+                 "expected sum (or), product (and), min or max of bool, got mean; use sum or product");
 }
 
 const std::byte* part_of(const Tensor& full, int64_t begin) {
@@ -150,7 +150,7 @@ Work ProcessGroup::all_reduce(const Tensor& output, const Tensor& input, const C
   constexpr auto c = Collective::all_reduce;
   check_pair(c, output, input);
   LOCKSTEP_CHECK(output.shape() == input.shape(), at(c), "expected output and input of one shape, got ", output.shape(),
-                 " and ", input.shape());
+                 " and ", input.shape(), "; make the output in the input's shape");
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
 }
@@ -195,9 +195,9 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const C
   constexpr auto c = Collective::all_to_all;
   check_pair(c, output, input);
   LOCKSTEP_CHECK(output.numel() == input.numel(), at(c), "expected output and input of one size, got ", output.numel(),
-                 " and ", input.numel(), " elements");
+                 " and ", input.numel(), " elements; make the output in the input's size");
   LOCKSTEP_CHECK(input.numel() % size() == 0, at(c), "expected a number of elements divisible by the ", size(),
-                 " ranks, got ", input.numel());
+                 " ranks, got ", input.numel(), "; pad the tensor");
   if (input.numel() > 0) check_overlap(c, output, input, part_of(input, 0));
   return call(c, output, input, input.numel(), 0, o);
 }
@@ -209,14 +209,14 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
   const auto starts = [&](const char* role, const Tensor& t, const std::vector<int64_t>& rows) {
     LOCKSTEP_CHECK(t.dim() >= 1 && int(rows.size()) == size(), at(c), "expected ", role,
                    " with rows, and a number of them for each of ", size(), " ranks, got ", t.shape(), " and ",
-                   rows.size(), " numbers");
+                   rows.size(), " numbers; correct them");
     std::vector<int64_t> begin{0};
     for (const int64_t n : rows) {
       LOCKSTEP_CHECK(n >= 0, at(c), "expected 0 rows or more for a rank, got ", n);
       begin.push_back(begin.back() + n);
     }
     LOCKSTEP_CHECK(begin.back() == t.size(0), at(c), "expected parts of ", role, " that add up to its ", t.size(0),
-                   " rows, got ", begin.back());
+                   " rows, got ", begin.back(), "; correct the numbers of rows");
     return begin;
   };
   const std::vector<int64_t> out = starts("output", output, from_each), in = starts("input", input, to_each);
@@ -226,7 +226,7 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
   const Tensor own_out = part(output, out, rank()), own_in = part(input, in, rank());
   LOCKSTEP_CHECK(own_out.shape() == own_in.shape(), at(c),
                  "expected a rank's part for itself to have the same shape in input and output, got ", own_out.shape(),
-                 " and ", own_in.shape());
+                 " and ", own_in.shape(), "; correct this rank's numbers of rows");
   if (input.numel() > 0 && output.numel() > 0) check_overlap(c, output, input, nullptr);
   std::vector<PointToPoint> batch;
   for (int step = 1; step < size(); ++step) {  // each rank starts with a different peer

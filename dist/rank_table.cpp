@@ -9,7 +9,7 @@
 namespace lockstep::dist {
 namespace {
 
-// Describes the first line in which two texts of key=value lines differ: "'lr=0.1' at rank 0, 'lr=0.2'".
+// Describes the first line in which two texts differ: "'lr=0.1' at rank 0, 'lr=0.2'" (the caller adds the other rank).
 std::string first_difference(const std::string& ours, const std::string& theirs) {
   std::istringstream a(ours), b(theirs);
   for (std::string left, right;;) {

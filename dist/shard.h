@@ -1,6 +1,5 @@
 #pragma once
-// The rule by which a list of n elements is cut into parts: used for chunks of collectives, gradient buckets and ZeRO
-// shards.
+// The rule that cuts a list of n elements into parts: for chunks of collectives, gradient buckets and ZeRO shards.
 #include <algorithm>
 #include <cstdint>
 

@@ -10,8 +10,7 @@ namespace lockstep::dist {
 /// Host copies of one call's tensors.
 class Staging {
  public:
-  /// Replaces the call's tensors that are not on the CPU by copies in host memory; waits for the pending work of their
-  /// device.
+  /// Replaces the call's tensors on devices by copies in host memory; waits for the pending work of their device.
   explicit Staging(Call& call);
   bool is_needed() const { return !results_.empty(); }  ///< true if the call has a result to copy back
   /// Copies the call's results back to the device.

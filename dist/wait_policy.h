@@ -1,6 +1,5 @@
 #pragma once
-// How a rank waits in a collective: it checks for failures, reports which rank it waits for, and gives up at the
-// timeout.
+// How a rank waits in a collective: it checks for failures, reports which rank it waits for, and stops at the timeout.
 #include <chrono>
 #include <string>
 #include <vector>

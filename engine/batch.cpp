@@ -275,7 +275,7 @@ double EngineBase::train_batch(const pipeline::Data& data, std::optional<double>
 double EngineBase::train_batch(std::optional<double> metric) {
   Impl& m = *impl_;
   m.check_open("train_batch");
-  LOCKSTEP_CHECK(m.loader, "[train_batch] expected data, or an engine with training_data, got neither");
+  LOCKSTEP_CHECK(m.loader, "[train_batch] expected data, or an engine with training_data, got neither; pass one");
   LOCKSTEP_CHECK(m.plan.cp == 1, "[train_batch] training_data gives whole sequences, and ", to_string(m.plan),
                  " needs each rank's part of the sequences; call it with data that sequence::slice() has cut");
   if (!m.batches) {

@@ -114,19 +114,19 @@ std::pair<std::string, std::string> text_of(const std::string& source) {
   if (looks_like_json(source) && !exists) return {source, "config"};
   if (exists) {
     LOCKSTEP_CHECK(!std::filesystem::is_directory(source, error), source,
-                   ": expected a configuration file, got a folder");
+                   ": expected a configuration file, got a folder; give the path of the file");
     return {data::read_file(source, max_bytes), source};
   }
   const std::string decoded = from_base64(source);
   LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or JSON text in base64, got \"",
-                 source.substr(0, 80), source.size() > 80 ? "..." : "", "\", which is none of them");
+                 source.substr(0, 80), source.size() > 80 ? "..." : "", "\", which is none of them; check the path");
   return {decoded, "config in base64"};
 }
 
 /// Parses the text as a JSON object. A syntax error throws an Error that names line and column.
 Json object_of(std::string_view text, const std::string& origin) {
   Json json = data::parse_json(plain_json(text, origin), origin);
-  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind());
+  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind(), "; add braces");
   return json;
 }
 

@@ -207,8 +207,7 @@ data::Json read_config_json(const std::string& source);
 /// keys. One Error lists all problems. Warnings about doubtful values are added to Config::warnings.
 Config resolve(Config config, int dp_world);
 
-/// One line per key with its value and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed:
-/// 5e8)".
+/// One line per key with its value and source: "(from file)", "(default)", "(default here; DeepSpeed: 5e8)".
 std::string to_text(const Config& config);
 /// The config as nested JSON objects, which read_config() accepts.
 data::Json to_json(const Config& config);

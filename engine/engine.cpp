@@ -69,7 +69,7 @@ int stages_of(const PipelineModule& module, const Config& c, const parallel::Mes
                                            : 1;
   LOCKSTEP_CHECK(!mesh || mesh->plan().pp == stages, "[initialize] expected a mesh of pp", stages,
                  ", as the module or the config sets this number of pipeline stages, got ",
-                 to_string(mesh ? mesh->plan() : parallel::Plan()));
+                 to_string(mesh ? mesh->plan() : parallel::Plan()), "; change one of them");
   return stages;
 }
 

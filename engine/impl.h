@@ -158,8 +158,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   /// Returns the data of a micro-batch. calls: if not null, receives the number of random calls that `data` made.
   pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls = nullptr) const;
   MicroBatch draw(const pipeline::Data& data, int64_t number) const;  // sample() with its number of tokens
-  /// Runs forward, and returns the loss (or the value of `measure`). of_none: the micro-batch has no targets; its loss
-  /// is 0.
+  /// Runs forward, and returns the loss (or the value of `measure`). of_none: without targets; the loss is 0.
   Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
   /// Runs forward, and returns the loss summed over `tokens` targets; if their number is unknown (-1), the mean loss.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);

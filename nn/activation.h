@@ -62,7 +62,7 @@ struct Dropout : Layer<Dropout> {
   /// True if a call returns x unchanged and no hook needs the call.
   bool is_identity() const { return !has_hooks() && (p == 0 || !is_training()); }
   /// residual + dropout(x), fused into one pass unless the layer has hooks.
-  Variable added(const Variable& residual, const Variable& x) {
+  Variable apply_and_add(const Variable& residual, const Variable& x) {
     return has_hooks() ? add(residual, (*this)(x)) : add_dropout(residual, x, p, is_training(), part);
   }
   std::string options() const override { return str("p ", p); }

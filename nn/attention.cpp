@@ -114,7 +114,7 @@ Variable MultiHeadAttention::placed(Variable all, int64_t position) {
   if (!o.rope) return all;
   const int64_t tokens = all.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
-                 " tokens (max_context), got ", end);
+                 " tokens (max_context), got ", end, "; shorten the text, or raise max_context");
   const RopeTable::Angles angles = part ? o.rope->at(part->positions(tokens), end, all.dtype(), all.device())
                                         : o.rope->at(position, tokens, all.dtype(), all.device());
   return turned(std::move(all), angles);
@@ -133,7 +133,7 @@ Variable MultiHeadAttention::merge(const Variable& heads) { return out_proj(join
 
 Variable MultiHeadAttention::attended(const Variable& x, const Tensor& mask) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
-                 "), got ", x.shape());
+                 "), got ", x.shape(), "; reshape the input, or change embed");
   if (part) {
     LOCKSTEP_CHECK(!mask.defined(),
                    "[MultiHeadAttention] context parallelism does not support a mask, got one of shape ", mask.shape(),
@@ -149,7 +149,7 @@ Variable MultiHeadAttention::attended(const Variable& x, const Tensor& mask) {
 
 Variable MultiHeadAttention::forward(const Variable& x, KvCache& cache) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,
-                 "), got ", x.shape());
+                 "), got ", x.shape(), "; reshape the input, or change embed");
   const NoGrad no_grad;
   return out_proj(with_cache(in_proj(x), cache));
 }

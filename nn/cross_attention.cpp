@@ -52,21 +52,21 @@ Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t bat
   const int64_t all = std::max(o.heads, o.all_heads);
   const auto as_visible = [&](const Tensor& mask, const char* name) {
     LOCKSTEP_CHECK(mask.dtype() == boolean || is_floating(mask.dtype()), op, "expected a ", name,
-                   " of bools or floating numbers, got ", mask.dtype());
+                   " of bools or floating numbers, got ", mask.dtype(), "; convert it with .to(boolean)");
     return mask.dtype() == boolean ? logical_not(mask) : mask;
   };
   std::vector<Tensor> parts;
   if (masks.mask.defined()) {
     const Shape plain{queries, keys}, each{batch * all, queries, keys};
     LOCKSTEP_CHECK(masks.mask.shape() == plain || masks.mask.shape() == each, op, "expected a mask ", plain, " or ",
-                   each, ", got ", masks.mask.shape());
+                   each, ", got ", masks.mask.shape(), "; reshape it");
     const Tensor visible = as_visible(masks.mask, "mask");
     parts.push_back(visible.dim() == 2 ? visible
                                        : visible.reshape({batch, all, queries, keys}).narrow(1, o.first_head, o.heads));
   }
   if (masks.padding.defined()) {
     LOCKSTEP_CHECK(masks.padding.shape() == (Shape{batch, keys}), op, "expected a padding mask ", Shape({batch, keys}),
-                   ", got ", masks.padding.shape());
+                   ", got ", masks.padding.shape(), "; reshape it");
     parts.push_back(as_visible(masks.padding, "padding mask").reshape({batch, 1, 1, keys}));
   }
   if (masks.causal && queries != keys)
@@ -87,7 +87,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
                    "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
-                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
+                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(), "; reshape them");
   LOCKSTEP_CHECK(
       is_self || o.cross,
       "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");

@@ -308,7 +308,7 @@ template <class Derived> class Layer : public Module {
       auto result = (*this)(x);
       if constexpr (may_hold_variables<decltype(result)>) {
         const Variables all = variables_of(result);
-        LOCKSTEP_CHECK(!all.empty(), "[", kind(), "] expected a result with variables, got none");
+        LOCKSTEP_CHECK(!all.empty(), "[", kind(), "] expected a result with variables, got none; return one");
         return all[0];
       } else return Module::call(x);
     } else return Module::call(x);

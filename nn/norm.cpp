@@ -21,7 +21,7 @@ Norm::Norm(const Options& options) : o(options), weight(parameter({o.size}, 1)) 
 
 SumAndNorm Norm::of_sum(const Variable& residual, const Variable& x, Dropout& dropout) {
   if (has_hooks() || dropout.has_hooks()) {
-    const Variable sum = dropout.added(residual, x);
+    const Variable sum = dropout.apply_and_add(residual, x);
     return {sum, (*this)(sum)};
   }
   return add_norm(residual, x, {o.size}, weight, bias, {.centered = o.kind == layer, .eps = o.eps, .p = dropout.p},
@@ -31,17 +31,17 @@ SumAndNorm Norm::of_sum(const Variable& residual, const Variable& x, Dropout& dr
 Variable BatchNorm::forward(const Variable& x) {
   LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()) && x.size(1) == o.channels, "[",
                  kind(), "] expected ", allowed_ranks, "-dimensional input with ", o.channels,
-                 " channels in dim 1, got ", x.shape());
+                 " channels in dim 1, got ", x.shape(), "; reshape the input, or change channels");
   const bool from_batch = is_training() || !o.track;
   double momentum = o.momentum.value_or(0);
   if (is_training() && o.track) {
     add_scalar_(num_batches_tracked, 1);
     if (!o.momentum) momentum = 1 / num_batches_tracked.item();
   }
-  const bool move = is_training() && o.track;
-  if (is_training() && over_batch) return over_batch(x, weight, bias, running_mean, running_var, momentum, o.eps);
-  return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(),
-                    move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
+  const bool updates_running = is_training() && o.track;
+  if (is_training() && across_ranks) return across_ranks(x, weight, bias, running_mean, running_var, momentum, o.eps);
+  return batch_norm(x, weight, bias, updates_running || !from_batch ? running_mean : Tensor(),
+                    updates_running || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
 }
 
 }  // namespace lockstep::nn

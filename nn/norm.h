@@ -108,7 +108,7 @@ struct BatchNorm : ChannelNorm<BatchNorm> {
   /// extensions/vision/sync_batch_norm.h installs a function that computes the statistics over all ranks.
   std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double,
                          double)>
-      over_batch;
+      across_ranks;
   Dims allowed_ranks{2, 3, 4};
 };
 /// BatchNorm of inputs (N, C) or (N, C, L).

@@ -129,7 +129,7 @@ void Replicas::check_alike(size_t replica) const {
                       b = j < theirs.size() ? describe(theirs[j]) : "nothing more";
     LOCKSTEP_CHECK(a == b,
                    "[DataParallel] expected the factory to make a module of the same structure: the module has ", a,
-                   ", the replica for ", o_.devices[replica], " has ", b);
+                   ", the replica for ", o_.devices[replica], " has ", b, "; use the module's options in the factory");
   }
 }
 

@@ -269,8 +269,7 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     for (Reducer::Parameter& p : reducer->parameters) p.variable.clear_grad();
   }
 
-  /// Gives all ranks the buffers of rank `root`, which a forward may have changed, by one collective per dtype and
-  /// device.
+  /// Gives all ranks the buffers of rank `root`, which a forward may have changed: one collective per dtype and device.
   void broadcast_buffers(int root) {
     std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;
     for (const auto& b : module.named_buffers())

@@ -31,10 +31,10 @@ void BatchSplit::measure(const Tensor& x) {
   LOCKSTEP_CHECK(x.dim() > 0, "[DataParallel] expected inputs with a batch in dim ", dim,
                  ", got a scalar tensor (pass it whole to every replica with shared(x))");
   LOCKSTEP_CHECK(dim >= -x.dim() && dim < x.dim(), "[DataParallel] expected inputs with a batch in dim ", dim,
-                 ", got shape ", x.shape());
+                 ", got shape ", x.shape(), "; choose another dim");
   const int64_t n = x.size(dim);
   LOCKSTEP_CHECK(n > 0, "[DataParallel] expected at least one sample, got an empty batch: shape ", x.shape(), ", dim ",
-                 dim);
+                 dim, "; leave empty batches out");
   LOCKSTEP_CHECK(batch < 0 || n == batch, "[DataParallel] expected all inputs to have the same size in dim ", dim,
                  ", got ", batch, " and ", n, " (pass an input without a batch whole to every replica with shared(x))");
   batch = n;

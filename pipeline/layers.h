@@ -15,9 +15,9 @@ struct ModelLayers {
   /// its outputs, the sum of these losses so far, and the next layer adds its own. Empty if the model has no loss.
   Loss loss;
 };
-/// Divides `model`, which every rank holds, into layers. Parameters keep their names. An Engine frees the parameters
-/// that its rank does not train. recompute: repeated layers store only their input and run again in backward. Error
-/// when layers() leaves out a parameter, or uses a module that fields() does not name.
+/// Divides `model`, which every rank holds, into layers. Parameters keep their names. A PipelineEngine frees the
+/// parameters that its rank does not train. recompute: repeated layers store only their input and run again in
+/// backward. Error when layers() leaves out a parameter, or uses a module that fields() does not name.
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute = false);
 
 }  // namespace lockstep::pipeline

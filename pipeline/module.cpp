@@ -71,7 +71,7 @@ std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
   constexpr auto no_step = ~uint64_t(0);  // a step number that training never reaches
   const RandomScope here({.seed = random_state().seed, .step = no_step, .micro_batch = uint64_t(first)});
   auto made = layers[size_t(first)].make();
-  LOCKSTEP_CHECK(made, "[pipeline] layer ", i, ": expected make() to give a module, got none");
+  LOCKSTEP_CHECK(made, "[pipeline] layer ", i, ": expected make() to give a module, got none; return one from make()");
   return made;
 }
 
@@ -136,7 +136,7 @@ Values StageModule::run(int i, const Values& inputs) try {
                    "; give the layer a function with LayerSpec::with()");
     outputs = {module->call(inputs[0])};
   }
-  LOCKSTEP_CHECK(!outputs.empty(), "expected the layer to return a tensor, got none");
+  LOCKSTEP_CHECK(!outputs.empty(), "expected the layer to return a tensor, got none; return one from forward()");
   for (const Variable& v : outputs)
     LOCKSTEP_CHECK(v.defined(), "expected the layer to return defined tensors, got an undefined one");
   return outputs;

@@ -15,7 +15,7 @@ struct StageCosts {
   double forward = 1, input = 1, weight = 1;
   double latency = 0;  ///< duration of a transfer; sending does not occupy the rank
   /// dualpipe-v only. true, as in the paper: a forward and the backward after it, if that is not split, are one
-  /// computation, and both results are available at its end. false, as in Engine: the backward runs after the forward.
+  /// computation, and both results are available at its end. false, as in the engine: the backward runs afterwards.
   bool paired = false;
   std::vector<double> weights = {};  ///< relative cost of each virtual stage, 1 being an even share; empty: all equal
 };

@@ -113,7 +113,7 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
     case Method::parameters: return parameters;
     case Method::time:
       LOCKSTEP_CHECK(by.seconds.size() == kinds.size(), "[split] expected a time for each of ", kinds.size(),
-                     " layers, got ", by.seconds.size());
+                     " layers, got ", by.seconds.size(), "; give one per layer");
       return by.seconds;
     case Method::type: break;
   }

@@ -35,7 +35,7 @@ std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name_of
 void fail_dtype(const char* op, DType got, const DType* expected, int count) {
   std::string list;
   for (int i = 0; i < count; ++i) list += str(i == 0 ? "" : i + 1 == count ? " or " : ", ", expected[i]);
-  fail(str("[", op, "] expected dtype ", list, ", got ", got));
+  fail(str("[", op, "] expected dtype ", list, ", got ", got, "; convert it with .to(dtype)"));
 }
 
 }  // namespace lockstep

@@ -226,7 +226,7 @@ struct Silu : Costly {
     return settled(input, T(-85), T(85), g, g * (s + input * s * (e * s)));  // e s = 1 - s without cancellation
   }
 };
-struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) the tanh is n / (n + 2)
+struct Mish : Costly {  // x tanh(softplus(x)); with e = exp(x) and n = e (e + 2) the tanh is n / (n + 2)
   LOCKSTEP_VALUE {
     const T e = exp(x > T(20) ? T(20) : x), n = e * (e + T(2));
     return x * (n / (n + T(2)));

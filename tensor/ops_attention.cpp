@@ -16,7 +16,7 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
   const int64_t keys = k.shape()[2], last = args.first_head + q.shape()[1];
   LOCKSTEP_CHECK(layout.block >= 1 && layout.blocks == (keys + layout.block - 1) / layout.block, "[", op,
                  "] expected a layout made for ", keys, " keys, got one of ", layout.blocks, " blocks of ",
-                 layout.block, " keys");
+                 layout.block, " keys; make a layout for these keys");
   LOCKSTEP_CHECK(q.shape()[2] <= keys, "[", op, "] expected no more queries than keys with a layout, got ",
                  q.shape()[2], " and ", keys);
   LOCKSTEP_CHECK(layout.heads == 1 || layout.heads >= last, "[", op, "] expected a layout of 1 head or at least ", last,
@@ -30,14 +30,13 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                  layout.row_start.dtype(), " ", layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
-/// Checks shared by forward and backward. Returns args with the scale filled in, and with window 0 if the window hides
-/// no key.
+/// Checks shared by forward and backward. Returns args with the scale filled in, and window 0 if it hides no key.
 AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                               AttentionArgs args) {
   check_floating(op, q);
   check_defined(op, k);
   LOCKSTEP_CHECK(q.dim() == 4 && k.dim() == 4, "[", op, "] expected q (B, H, T, D) and k (B, G, S, D), got ", q.shape(),
-                 " and ", k.shape());
+                 " and ", k.shape(), "; unsqueeze() adds a missing dim");
   const int64_t heads = q.shape()[1], groups = k.shape()[1], width = q.shape()[3];
   LOCKSTEP_CHECK(groups > 0 && heads % groups == 0, "[", op,
                  "] expected the heads of q to be a multiple of the heads of k, got ", heads, " and ", groups);
@@ -50,7 +49,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
     const Shape scores{q.shape()[0], heads, q.shape()[2], k.shape()[2]};
     check_same_device(op, q, mask);
     LOCKSTEP_CHECK(mask.dtype() == boolean || mask.dtype() == q.dtype(), "[", op, "] expected a mask of dtype bool or ",
-                   q.dtype(), ", got ", mask.dtype());
+                   q.dtype(), ", got ", mask.dtype(), "; convert it with .to(dtype)");
     LOCKSTEP_CHECK(broadcasts_to(mask.shape(), scores), "[", op,
                    "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape());
   }
@@ -160,10 +159,10 @@ void rotate(const char* op, const Tensor& x, const Tensor& cosine, const Tensor&
     check_defined(op, *angle);
     check_same_device(op, x, *angle);
     LOCKSTEP_CHECK(angle->shape() == table, "[", op, "] expected cosine and sine of shape (T, D / 2) = ", table,
-                   ", got ", angle->shape());
+                   ", got ", angle->shape(), "; make them for this x");
     LOCKSTEP_CHECK(angle->dtype() == x.dtype() || (angle->dtype() == f32 && x.dtype() != f64), "[", op,
                    "] expected cosine and sine of dtype ", x.dtype(), x.dtype() == f64 ? "" : " or f32", ", got ",
-                   angle->dtype());
+                   angle->dtype(), "; convert them with .to(dtype)");
   }
   check_same_dtype(op, cosine, sine);
   kernels::rotary(x.device(), x, cosine.contiguous(), sine.contiguous(), inverse, out);
@@ -173,7 +172,7 @@ void rotate(const char* op, const Tensor& x, const Tensor& cosine, const Tensor&
 Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse) {
   check_floating("rotary", x);
   LOCKSTEP_CHECK(x.dim() >= 2 && x.shape().back() % 2 == 0,
-                 "[rotary] expected x of shape (..., T, D) with D even, got ", x.shape());
+                 "[rotary] expected x of shape (..., T, D) with D even, got ", x.shape(), "; reshape x");
   Tensor out = empty_like(x);
   rotate("rotary", with_unit_stride(x), cosine, sine, inverse, out);
   return out;
@@ -185,7 +184,7 @@ Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosi
   check_defined(op, cosine);
   LOCKSTEP_CHECK(x.dim() == 3 && heads >= 1 && x.shape()[2] % heads == 0 && turned >= 0 && turned <= heads, "[", op,
                  "] expected x (B, T, C), with C a multiple of heads = ", heads, " and 0 to heads rotated, got ",
-                 x.shape(), " and ", turned, " rotated");
+                 x.shape(), " and ", turned, " rotated; reshape x, or change the numbers of heads");
   const int64_t width = x.shape()[2] / heads, features = cosine.dim() == 2 ? 2 * cosine.shape()[1] : -1;
   LOCKSTEP_CHECK(features >= 0 && features <= width, "[", op, "] expected a cosine (T, at most ", width / 2,
                  ") for heads of ", width, ", got ", cosine.shape());

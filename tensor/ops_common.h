@@ -24,7 +24,8 @@ inline void check_same_device(const char* op, const Tensor& a, const Tensor& b) 
 /// Error unless the dtype is f32, f64, f16 or bf16.
 inline void check_floating(const char* op, const Tensor& tensor) {
   check_defined(op, tensor);
-  LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
+  LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype(),
+                 "; convert it with .to(f32)");
 }
 
 /// Error unless a and b can be multiplied as matrices: one floating dtype and one device. takes_integers: integers on
@@ -44,7 +45,7 @@ inline void check_product(const char* op, const Tensor& a, const Tensor& b, bool
 /// The dim, counted from 0. Error for a scalar, and for a dim that x lacks.
 inline int check_dim(const char* op, const Tensor& x, int64_t dim) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar");
+  LOCKSTEP_CHECK(x.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) it");
   return normalize_dim(op, dim, x.dim());
 }
 

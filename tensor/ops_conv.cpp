@@ -16,7 +16,7 @@ Tensor empty_images(const Shape& s, const Tensor& like, bool channels_last) {
 /// Error unless x is floating and (N, C, H, W).
 void check_images(const char* op, const Tensor& x) {
   check_floating(op, x);
-  LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape(), "; unsqueeze() it");
 }
 
 void check_pair(const char* op, const char* name, const Dims& pair, int64_t least) {
@@ -34,13 +34,13 @@ Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs&
   LOCKSTEP_CHECK(args.groups >= 1 && w[0] % args.groups == 0, "[", op, "] expected groups that divide the ", w[0],
                  " output channels, got ", args.groups);
   LOCKSTEP_CHECK(x[1] == w[1] * args.groups, "[", op, "] expected an input with ", w[1] * args.groups,
-                 " channels (weight ", w, ", groups ", args.groups, "), got ", x);
+                 " channels (weight ", w, ", groups ", args.groups, "), got ", x, "; change the weight, or groups");
   Shape out{x[0], w[0]};
   for (int d = 0; d < 2; ++d) {
     const int64_t padded = x[d + 2] + 2 * args.padding[d], reach = args.dilation[d] * (w[d + 2] - 1) + 1;
     LOCKSTEP_CHECK(w[d + 2] >= 1 && reach <= padded, "[", op,
                    "] expected a kernel that fits the padded input, got weight ", w, ", dilation ", args.dilation,
-                   ", padding ", args.padding, " for input ", x);
+                   ", padding ", args.padding, " for input ", x, "; use more padding, or a smaller kernel");
     out.push_back((padded - reach) / args.stride[d] + 1);
   }
   return out;
@@ -57,7 +57,7 @@ void check_bias(const char* op, const Tensor& bias, const Tensor& x, int64_t cha
   if (!bias.defined()) return;
   check_operands(op, bias, x);
   LOCKSTEP_CHECK(bias.shape() == Shape{channels}, "[", op, "] expected a bias ", Shape{channels}, ", got ",
-                 bias.shape());
+                 bias.shape(), "; reshape the bias");
 }
 
 Tensor dense(const Tensor& x) { return x.defined() ? x.contiguous() : x; }
@@ -80,7 +80,7 @@ Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, int64_t stri
   check_operands("conv1d", x, w);
   LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
                  "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(), " and ",
-                 w.shape());
+                 w.shape(), "; unsqueeze() adds a missing dim");
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
 }
@@ -116,11 +116,11 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   check_pair(op, "output_padding", output_padding, 0);
   LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op,
                  "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(), " and ",
-                 w.shape());
+                 w.shape(), "; unsqueeze() adds a missing dim");
   LOCKSTEP_CHECK(args.groups >= 1 && w.size(0) % args.groups == 0, "[", op, "] expected groups that divide the ",
                  w.size(0), " input channels, got ", args.groups);
   LOCKSTEP_CHECK(x.size(1) == w.size(0), "[", op, "] expected an input with ", w.size(0), " channels (weight ",
-                 w.shape(), ", groups ", args.groups, "), got ", x.shape());
+                 w.shape(), ", groups ", args.groups, "), got ", x.shape(), "; change the weight, or groups");
   Shape shape{x.size(0), w.size(1) * args.groups};
   for (int d = 0; d < 2; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
@@ -147,7 +147,7 @@ namespace {
 
 /// Shape of a pooling's result. ceil_mode rounds up, but leaves out a window that would start after the last input.
 Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
-  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
+  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x, "; unsqueeze() it");
   check_pair(op, "kernel", args.kernel, 1);
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);
@@ -158,7 +158,7 @@ Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
     LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ",
                    args.padding, " for kernel ", args.kernel);
     LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel,
-                   ", padding ", args.padding, " for input ", x);
+                   ", padding ", args.padding, " for input ", x, "; use more padding, or a smaller kernel");
     int64_t size = (free + (args.ceil_mode ? args.stride[d] - 1 : 0)) / args.stride[d] + 1;
     if (args.ceil_mode && (size - 1) * args.stride[d] >= x[d + 2] + args.padding[d]) --size;
     out.push_back(size);
@@ -228,8 +228,8 @@ Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolA
 Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
   check_images("adaptive_avg_pool2d", x);
   LOCKSTEP_CHECK(height >= 1 && width >= 1, "[adaptive_avg_pool2d] expected sizes >= 1, got ", height, " and ", width);
-  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ",
-                 x.shape());
+  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ", x.shape(),
+                 "; leave empty images out");
   const Tensor images = as_images(x);
   Tensor out = empty_images({x.size(0), x.size(1), height, width}, x, is_channels_last(images));
   kernels::adaptive_avg_pool2d(x.device(), images, out);

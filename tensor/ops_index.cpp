@@ -19,7 +19,8 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   if (!bad) return;
   int64_t at = 0;
   while (uint64_t(p[at]) < uint64_t(size)) ++at;
-  fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
+  fail(
+      str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at, "; correct the indices"));
 }
 
 namespace {
@@ -32,7 +33,7 @@ void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   bool fits = index.dim() == x.dim();
   for (int i = 0; fits && i < x.dim(); ++i) fits = i == d || index.shape()[i] <= x.shape()[i];
   LOCKSTEP_CHECK(fits, "[", op, "] expected an index with as many dims as ", x.shape(),
-                 " and at most its sizes outside dim ", d, ", got ", index.shape());
+                 " and at most its sizes outside dim ", d, ", got ", index.shape(), "; reshape the index");
   check_index(op, index, size_at(x, d), x);
 }
 
@@ -81,7 +82,7 @@ Tensor join(const std::vector<Tensor>& tensors, int d) {
 
 Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape(), "; unsqueeze(0) it");
   Tensor out = empty_like(x);
   // Diagonals beyond the matrix change nothing; clamp, because the kernel adds the diagonal to a row index.
   diagonal = std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1);
@@ -101,7 +102,7 @@ Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar val
   check_defined(op, x);
   check_defined(op, mask);
   if (is_complex(x.dtype())) fail_complex(op, x.dtype());
-  LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype());
+  LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype(), "; use .to(boolean)");
   check_same_device(op, x, mask);
   check_fits(op, value, x.dtype());
   return broadcast_shapes(op, x.shape(), mask.shape());
@@ -234,7 +235,8 @@ Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   for (const Tensor& x : parts) {
     bool fits = x.dim() == first.rank();
     for (int i = 0; fits && i < first.rank(); ++i) fits = i == d || x.shape()[i] == first[i];
-    LOCKSTEP_CHECK(fits, "[cat] expected shapes that agree outside dim ", d, ", got ", first, " and ", x.shape());
+    LOCKSTEP_CHECK(fits, "[cat] expected shapes that agree outside dim ", d, ", got ", first, " and ", x.shape(),
+                   "; reshape or slice them");
   }
   return join(parts, d);
 }

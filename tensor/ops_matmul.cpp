@@ -11,8 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// True if the last two dims are a matrix as kernels take it: one unit stride, and rows (or columns) that do not
-/// overlap.
+/// True if the last two dims are a matrix as kernels take it: one unit stride, and no overlapping rows (or columns).
 bool are_matrices(const Tensor& x) {
   const int r = x.dim();
   const int64_t m = x.shape()[r - 2], n = x.shape()[r - 1], row = x.strides()[r - 2], col = x.strides()[r - 1];
@@ -43,9 +42,9 @@ Tensor run(const Tensor& a, const Tensor& b, const Shape& shape) {
 
 void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   check_product("linear", x, w);
-  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
+  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape(), "; reshape it");
   LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1),
-                 ") for weight ", w.shape(), ", got ", x.shape());
+                 ") for weight ", w.shape(), ", got ", x.shape(), "; reshape the input, or change the weight");
   if (bias.defined()) {
     check_product("linear", bias, x);
     LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ",
@@ -80,8 +79,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
                  " (multiply by a scalar with *)");
   const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
   const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
-  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
-                 b.shape());
+  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape(),
+                 "; transpose or reshape one of them");
   if (a.dim() == 2 && b.dim() == 2) return run(a, b, {m, n});
   Shape batch = broadcast_shapes("matmul", Shape(left.shape().begin(), left.shape().end() - 2),
                                  Shape(right.shape().begin(), right.shape().end() - 2));
@@ -143,7 +142,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
                  b.shape());
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
-                 "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
+                 "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape(), "; reshape c");
   if (is_integral(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
   Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
   const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();

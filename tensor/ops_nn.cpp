@@ -53,7 +53,7 @@ int64_t check_normalized(const char* op, const Tensor& x, const Shape& normalize
   const int rank = normalized.rank(), lead = x.dim() - rank;
   const bool fits =
       rank >= 1 && lead >= 0 && std::equal(normalized.begin(), normalized.end(), x.shape().begin() + lead);
-  LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape());
+  LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape(), "; reshape x");
   const int64_t n = numel_of(normalized);
   LOCKSTEP_CHECK(n > 0, "[", op, "] expected a normalized shape with elements, got ", normalized);
   return n;
@@ -94,10 +94,10 @@ Tensor empty_in_layout(const Tensor& x, bool channels_last) {
 
 int64_t check_batch(const char* op, const Tensor& x, bool training) {
   check_floating(op, x);
-  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected x of shape (N, C, ...), got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected x of shape (N, C, ...), got ", x.shape(), "; unsqueeze() it");
   const int64_t channels = x.shape()[1], values = channels > 0 ? x.numel() / channels : 2;
   LOCKSTEP_CHECK(!training || values > 1, "[", op, "] expected more than 1 value per channel when training, got ",
-                 values, " in shape ", x.shape());
+                 values, " in shape ", x.shape(), "; give a larger batch");
   return channels;
 }
 
@@ -109,9 +109,10 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
   check_defined(op, target);
   LOCKSTEP_CHECK(logits.dim() == 2, "[", op, "] expected logits of shape (rows, classes), got ", logits.shape());
   const int64_t rows = logits.shape()[0], classes = logits.shape()[1];
-  LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected targets of dtype i64, got ", target.dtype());
+  LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected targets of dtype i64, got ", target.dtype(),
+                 "; convert them with .to(i64)");
   LOCKSTEP_CHECK(target.shape() == Shape{rows}, "[", op, "] expected ", rows, " targets for logits ", logits.shape(),
-                 ", got shape ", target.shape());
+                 ", got shape ", target.shape(), "; reshape or slice them");
   check_same_device(op, logits, target);
   check_optional(op, "weight", weight, logits, {classes});
   LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
@@ -129,7 +130,8 @@ void check_targets(const char* op, const Tensor& target, int64_t classes, const 
   const int64_t* t = target.data<int64_t>();
   for (int64_t row = 0; row < target.numel(); ++row) {
     LOCKSTEP_CHECK((t[row] >= 0 && t[row] < classes) || t[row] == args.ignore_index || (args.elsewhere && t[row] == -1),
-                   "[", op, "] expected targets in [0, ", classes, "), got ", t[row], " in row ", row);
+                   "[", op, "] expected targets in [0, ", classes, "), got ", t[row], " in row ", row,
+                   "; correct the targets");
   }
 }
 
@@ -180,7 +182,7 @@ NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
 
 NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_floating("rms_norm", x);
-  LOCKSTEP_CHECK(x.dim() >= 1, "[rms_norm] expected at least 1 dim, got a scalar");
+  LOCKSTEP_CHECK(x.dim() >= 1, "[rms_norm] expected at least 1 dim, got a scalar; unsqueeze(0) adds a dim");
   const int64_t n = check_normalized("rms_norm", x, {x.shape().back()});
   check_optional("rms_norm", "weight", weight, x, {n});
   NormResult result{empty_like(x), {}, statistics(x, x.numel() / n)};
@@ -215,7 +217,7 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
   if (running) {
     for (const Tensor* tensor : {&running_mean, &running_var}) {
       LOCKSTEP_CHECK(tensor->shape() == Shape{channels}, "[batch_norm] expected running statistics of shape ",
-                     Shape{channels}, ", got ", tensor->shape());
+                     Shape{channels}, ", got ", tensor->shape(), "; reshape them");
       check_floating("batch_norm", *tensor);
       check_same_device("batch_norm", x, *tensor);
     }
@@ -312,7 +314,7 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
 double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, const CrossEntropyArgs& args) {
   check_defined("cross_entropy_weight_sum", target);
   LOCKSTEP_CHECK(target.dtype() == i64, "[cross_entropy_weight_sum] expected targets of dtype i64, got ",
-                 target.dtype());
+                 target.dtype(), "; convert them with .to(i64)");
   const std::vector<int64_t> targets = target.to(cpu).to_vector<int64_t>();
   const std::vector<double> weights = weight.defined() ? weight.to(cpu).to_vector<double>() : std::vector<double>();
   double sum = 0;

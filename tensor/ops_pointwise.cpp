@@ -36,7 +36,8 @@ constexpr Operands logic{false, false, true, "dtype bool"}, everything{true, tru
 void check_kind(const char* name, const Operands& kind, DType dtype) {
   if (is_complex(dtype)) fail_complex(name, dtype);
   const bool fits = is_floating(dtype) ? kind.of_floats : dtype == boolean ? kind.of_bool : kind.of_integers;
-  LOCKSTEP_CHECK(fits, "[", name, "] expected ", kind.words, ", got ", dtype);
+  LOCKSTEP_CHECK(fits, "[", name, "] expected ", kind.words, ", got ", dtype, "; convert it with .to(",
+                 kind.of_floats ? "f32)" : "boolean)");
 }
 
 void check_pair(const char* name, const Tensor& a, const Tensor& b) {
@@ -64,7 +65,7 @@ void check_parameters(const char* name, PointwiseOp op, DType dtype, const Point
 void check_divisor(const char* name, PointwiseOp op, const Tensor& b) {
   if ((op != PointwiseOp::floor_divide && op != PointwiseOp::remainder) || is_floating(b.dtype())) return;
   LOCKSTEP_CHECK(all(b).item<bool>(), "[", name, "] expected a divisor without zeros, got a 0 among ", b.dtype(), " ",
-                 b.shape());
+                 b.shape(), "; replace the zeros, or divide in floating point");
 }
 
 template <class... Inputs>
@@ -96,7 +97,7 @@ Tensor apart_from(const Tensor& x, const Tensor& b) {
 
 void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
   LOCKSTEP_CHECK(broadcasts_to(b.shape(), x.shape()), "[", name, "] expected b to broadcast to ", x.shape(), ", got ",
-                 b.shape());
+                 b.shape(), "; reshape b");
 }
 
 // --- the four forms of operations: unary and binary, each also in place ---
@@ -211,7 +212,8 @@ GradInfo grad_info(PointwiseOp op) {
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   check_defined("where", condition);
   check_pair("where", a, b);
-  LOCKSTEP_CHECK(condition.dtype() == boolean, "[where] expected condition of dtype bool, got ", condition.dtype());
+  LOCKSTEP_CHECK(condition.dtype() == boolean, "[where] expected condition of dtype bool, got ", condition.dtype(),
+                 "; convert it with .to(boolean)");
   check_same_device("where", condition, a);
   if (is_complex(a.dtype())) return complex_where(condition, a, b);
   const Shape shape = broadcast_shapes("where", condition.shape(), broadcast_shapes("where", a.shape(), b.shape()));

@@ -41,7 +41,7 @@ Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, 
   if (kind == ReduceOp::max || kind == ReduceOp::min) {
     for (int i = 0; i < x.dim(); ++i) {
       LOCKSTEP_CHECK(!(bits >> i & 1) || x.shape()[i] > 0, "[", op, "] expected at least one element along dim ", i,
-                     ", got shape ", x.shape());
+                     ", got shape ", x.shape(), "; leave empty tensors out");
     }
   }
   Tensor out = empty(reduced_shape(x.shape(), bits, true), {.dtype = dtype, .device = x.device()});
@@ -55,7 +55,7 @@ ValuesIndices arg_reduce(const char* op, bool largest, const Tensor& x, int64_t 
   check_defined(op, x);
   const int d = normalize_dim(op, dim, x.dim());
   LOCKSTEP_CHECK(x.dim() == 0 || x.shape()[d] > 0, "[", op, "] expected at least one element along dim ", d,
-                 ", got shape ", x.shape());
+                 ", got shape ", x.shape(), "; leave empty tensors out");
   const uint32_t bits = x.dim() == 0 ? 0 : 1u << d;
   const Shape shape = reduced_shape(x.shape(), bits, keepdim);
   Tensor values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
@@ -67,7 +67,7 @@ ValuesIndices arg_reduce(const char* op, bool largest, const Tensor& x, int64_t 
 Tensor arg_of(const char* op, bool largest, const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
   if (dim) return arg_reduce(op, largest, x, *dim, keepdim).indices;
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected at least one element, got shape ", x.shape());
+  LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected at least one element, got shape ", x.shape(), "; leave it out");
   const Tensor place = arg_reduce(op, largest, x.reshape({x.numel()}), 0, false).indices;
   return keepdim ? place.view(Shape::filled(x.dim(), 1)) : place;
 }
@@ -89,7 +89,7 @@ Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
 
 Tensor column_sums(const Tensor& x) {
   check_floating("column_sums", x);
-  LOCKSTEP_CHECK(x.dim() == 2, "[column_sums] expected a matrix, got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 2, "[column_sums] expected a matrix, got ", x.shape(), "; reshape it");
   Tensor out = empty({x.size(1)}, {.dtype = x.dtype(), .device = x.device()});
   kernels::column_sums(x.device(), x, out);
   return out;
@@ -174,7 +174,7 @@ ValuesIndices sort(const Tensor& x, int64_t dim, bool descending) {
 
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim, bool largest) {
   check_defined("topk", x);
-  LOCKSTEP_CHECK(x.dim() > 0, "[topk] expected a tensor of at least one dim, got a scalar");
+  LOCKSTEP_CHECK(x.dim() > 0, "[topk] expected a tensor of at least one dim, got a scalar; unsqueeze(0) adds a dim");
   const int d = normalize_dim("topk", dim, x.dim());
   const int64_t n = line_length("topk", x, d);
   LOCKSTEP_CHECK(k >= 0 && k <= n, "[topk] expected k from 0 to ", n, " (the size of dim ", d, " of ", x.shape(),

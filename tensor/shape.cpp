@@ -40,7 +40,7 @@ Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {
     const int64_t of_a = i <= a.rank() ? a[a.rank() - i] : 1;
     const int64_t of_b = i <= b.rank() ? b[b.rank() - i] : 1;
     LOCKSTEP_CHECK(of_a == of_b || of_a == 1 || of_b == 1, "[", op, "] expected shapes that broadcast, got ", a,
-                   " and ", b);
+                   " and ", b, "; reshape or expand one of them");
     result[result.rank() - i] = of_a == 1 ? of_b : of_a;
   }
   return result;

@@ -70,7 +70,7 @@ using Shape = Dims;
 /// Distances between neighbours along each dim, in elements.
 using Strides = Dims;
 
-/// Prints (2, 3).
+/// Prints the sizes, as in "(2, 3)".
 std::ostream& operator<<(std::ostream& out, const Dims& dims);
 
 /// Product of the sizes; 1 for a scalar.

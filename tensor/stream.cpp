@@ -92,7 +92,7 @@ void copy_async(const Tensor& source, const Tensor& target) {
   LOCKSTEP_CHECK(source.shape() == target.shape() && source.dtype() == target.dtype() && source.is_contiguous() &&
                      target.is_contiguous(),
                  "[copy_async] expected two contiguous tensors of one shape and dtype, got ", source.shape(), " ",
-                 source.dtype(), " and ", target.shape(), " ", target.dtype());
+                 source.dtype(), " and ", target.shape(), " ", target.dtype(), "; copy_() takes any tensors");
   const Backend* b = backend(source.device().is_cpu() ? target.device() : source.device());
   target.storage()->bump_version("copy_async");
   const size_t bytes = size_t(source.numel() * size_of(source.dtype()));

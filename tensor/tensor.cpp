@@ -139,7 +139,8 @@ namespace {
 
 template <class T> T item_of(const Tensor& tensor) {
   check_defined("item", tensor);
-  LOCKSTEP_CHECK(tensor.numel() == 1, "[item] expected a tensor of one element, got shape ", tensor.shape());
+  LOCKSTEP_CHECK(tensor.numel() == 1, "[item] expected a tensor of one element, got shape ", tensor.shape(),
+                 "; use to_vector()");
   T value{};
   const Tensor here = tensor.to(cpu);
   dispatch_all(here.dtype(), "item", [&]<class From> { value = convert<T>(*here.data<From>()); });
@@ -166,7 +167,7 @@ double Tensor::item_double() const { return item_of<double>(*this); }
 int64_t Tensor::item_integer() const { return item_of<int64_t>(*this); }
 std::complex<double> Tensor::item_complex() const {
   check_defined("item", *this);
-  LOCKSTEP_CHECK(numel_ == 1, "[item] expected a tensor of one element, got shape ", shape_);
+  LOCKSTEP_CHECK(numel_ == 1, "[item] expected a tensor of one element, got shape ", shape_, "; use to_vector()");
   return to_vector<std::complex<double>>()[0];
 }
 
@@ -205,7 +206,7 @@ const Tensor& Tensor::copy_(const Tensor& source) const {
   check_writable("copy_", *this);
   check_defined("copy_", source);
   LOCKSTEP_CHECK(broadcast_shapes("copy_", source.shape(), shape_) == shape_,
-                 "[copy_] expected a source that broadcasts to ", shape_, ", got ", source.shape());
+                 "[copy_] expected a source that broadcasts to ", shape_, ", got ", source.shape(), "; reshape it");
   check_stays_complex("copy_", source.dtype(), dtype_);
   check_not_emptied("copy_");
   source.check_not_emptied("copy_");

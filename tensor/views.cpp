@@ -12,22 +12,22 @@ Shape infer_size(const char* op, const Tensor& tensor, const Shape& wanted) {
   Shape shape = wanted;
   int unknown = -1;
   int64_t known = 1;
-  bool good = true;
+  bool valid = true;
   for (int i = 0; i < shape.rank(); ++i) {
     if (shape[i] == -1) {
-      good &= unknown < 0;
+      valid &= unknown < 0;
       unknown = i;
     } else {
-      good &= shape[i] >= 0 && !__builtin_mul_overflow(known, shape[i], &known);
+      valid &= shape[i] >= 0 && !__builtin_mul_overflow(known, shape[i], &known);
     }
   }
-  if (good && unknown >= 0) {
-    good = known > 0 && tensor.numel() % known == 0;
-    if (good) shape[unknown] = tensor.numel() / known;
+  if (valid && unknown >= 0) {
+    valid = known > 0 && tensor.numel() % known == 0;
+    if (valid) shape[unknown] = tensor.numel() / known;
   } else {
-    good = good && known == tensor.numel();
+    valid = valid && known == tensor.numel();
   }
-  LOCKSTEP_CHECK(good, "[", op, "] expected a shape of ", tensor.numel(), " elements (one size may be -1) for ",
+  LOCKSTEP_CHECK(valid, "[", op, "] expected a shape of ", tensor.numel(), " elements (one size may be -1) for ",
                  tensor.shape(), ", got ", wanted);
   return shape;
 }
@@ -38,7 +38,7 @@ std::optional<Strides> strides_for(const Tensor& tensor, const Shape& shape) {
   if (tensor.is_contiguous()) return contiguous_strides(shape);
   const Shape& old_shape = tensor.shape();
   const Strides& old_strides = tensor.strides();
-  Strides strides = shape;
+  Strides strides = shape;  // sets the rank; the values are overwritten below
   int to = shape.rank() - 1;
   for (int from = old_shape.rank() - 1; from >= 0;) {
     const int64_t inner = old_strides[from];
@@ -62,7 +62,7 @@ int64_t wrap_index(const char* op, int64_t index, int64_t size) {
 
 int check_dim(const char* op, const Tensor& tensor, int64_t dim) {
   check_defined(op, tensor);
-  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar");
+  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) it");
   return normalize_dim(op, dim, tensor.dim());
 }
 
@@ -72,8 +72,8 @@ Tensor Tensor::view(const Shape& wanted) const {
   check_defined("view", *this);
   const Shape shape = infer_size("view", *this, wanted);
   const auto strides = strides_for(*this, shape);
-  LOCKSTEP_CHECK(strides, "[view] cannot show shape ", shape_, " with strides ", strides_, " as ", shape,
-                 " without a copy (use reshape)");
+  LOCKSTEP_CHECK(strides, "[view] cannot view shape ", shape_, " with strides ", strides_, " as ", shape,
+                 " without a copy; use reshape");
   return with(offset_, shape, *strides);
 }
 
@@ -125,7 +125,7 @@ Tensor Tensor::transpose(int64_t a, int64_t b) const {
 
 Tensor Tensor::t() const {
   check_defined("t", *this);
-  LOCKSTEP_CHECK(dim() >= 2, "[t] expected at least two dims, got shape ", shape_);
+  LOCKSTEP_CHECK(dim() >= 2, "[t] expected at least two dims, got shape ", shape_, "; unsqueeze(0) adds a dim");
   return transpose(-2, -1);
 }
 
@@ -173,11 +173,11 @@ Tensor Tensor::expand(const Shape& wanted) const {
   Shape shape = wanted;
   Strides strides = Strides::filled(wanted.rank(), 0);
   for (int i = 0; i < wanted.rank(); ++i) {
-    const bool old = i >= added;
-    if (wanted[i] == -1 && old) shape[i] = shape_[i - added];
-    LOCKSTEP_CHECK(shape[i] >= 0 && (!old || shape_[i - added] == 1 || shape_[i - added] == shape[i]),
+    const bool exists = i >= added;
+    if (wanted[i] == -1 && exists) shape[i] = shape_[i - added];
+    LOCKSTEP_CHECK(shape[i] >= 0 && (!exists || shape_[i - added] == 1 || shape_[i - added] == shape[i]),
                    "[expand] expected sizes that ", shape_, " broadcasts to, got ", wanted);
-    if (old && shape_[i - added] == shape[i]) strides[i] = strides_[i - added];
+    if (exists && shape_[i - added] == shape[i]) strides[i] = strides_[i - added];
   }
   check_shape("expand", shape);
   return with(offset_, shape, strides);
@@ -225,9 +225,9 @@ Tensor Tensor::diagonal(int64_t offset, int64_t dim1, int64_t dim2) const {
   Strides strides = strides_;
   const int64_t start = length > 0 ? skip_a * strides_[a] + skip_b * strides_[b] : 0;
   const int64_t step = strides_[a] + strides_[b];
-  for (int gone : {std::max(a, b), std::min(a, b)}) {
-    shape.erase(gone);
-    strides.erase(gone);
+  for (int removed : {std::max(a, b), std::min(a, b)}) {
+    shape.erase(removed);
+    strides.erase(removed);
   }
   shape.push_back(length);
   strides.push_back(step);
@@ -256,9 +256,9 @@ std::vector<Tensor> Tensor::split(int64_t size, int64_t dim) const {
 std::vector<Tensor> Tensor::split(const std::vector<int64_t>& sizes, int64_t dim) const {
   const int d = check_dim("split", *this, dim);
   int64_t sum = 0;
-  bool good = true;
-  for (int64_t size : sizes) good = good && size >= 0 && !__builtin_add_overflow(sum, size, &sum);
-  LOCKSTEP_CHECK(good && sum == shape_[d], "[split] expected sizes >= 0 that sum to ", shape_[d], ", got a sum of ",
+  bool valid = true;
+  for (int64_t size : sizes) valid = valid && size >= 0 && !__builtin_add_overflow(sum, size, &sum);
+  LOCKSTEP_CHECK(valid && sum == shape_[d], "[split] expected sizes >= 0 that sum to ", shape_[d], ", got a sum of ",
                  sum);
   std::vector<Tensor> pieces;
   int64_t start = 0;

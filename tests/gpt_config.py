@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
     end = train("whole", (1, 4), d / "f320.json", "--steps", 8, "--out", d / "whole").splitlines()
     train("first half", (4, 1), d / "f323.json", "--steps", 5, "--out", d / "half")
     rest = train("second half", (2, 2), d / "f321.json", "--steps", 8, "--out", d / "half", "--resume").splitlines()
-    check("a resumed run has the bits of a whole one", len(rest) == 3 and rest == end[5:], "\n".join(rest))
+    check("a resumed run is bit-identical to an uninterrupted one", len(rest) == 3 and rest == end[5:], "\n".join(rest))
     train("first half, in a pipeline", (4, 2), d / "f32dp2+pp2+zero1.json", "--steps", 5, "--out", d / "half-pp")
     rest = train("second half, without", (2, 2), d / "f323.json", "--steps", 8, "--out", d / "half-pp", "--resume").splitlines()
     check("a pipeline's checkpoint goes on in one process each", len(rest) == 3 and rest == end[5:], "\n".join(rest))

@@ -20,7 +20,7 @@ inline std::string message(const std::function<void()>& fn) {
 /// True if `part` occurs in `text`.
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// How an Error's message has a text: anywhere, at its beginning, or as the whole.
+/// Where an Error's message must have a text: anywhere, at its beginning, or the text is the whole message.
 enum class Has { part, beginning, exact };
 /// Checks that `said`, the message of an Error, has `text`.
 inline void check_error(const char* file, int line, const std::string& said, const std::string& text, Has has) {

@@ -1,8 +1,8 @@
 #pragma once
 // An action is something that a program does instead of training, such as describing its model. The user asks for it by
 // an environment variable. Extensions add actions: an extension's meson.build sets `actions = ['NAME']`, and one of its
-// sources defines std::vector<Action> lockstep::train::NAME(). meson generates the list, from the extensions that are
-// built (lockstep/list.cpp.in).
+// sources defines std::vector<CommandAction> lockstep::train::NAME(). meson generates the list from the extensions that
+// are built (lockstep/list.cpp.in).
 #include <functional>
 #include <string>
 #include <vector>

@@ -152,7 +152,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const J
     fail(str(path, ": expected ", formats, "a run of gpt; it has none", formats.empty() ? "" : " of them"));
   }
   LOCKSTEP_CHECK(at("program").as_string(config_path) == "gpt", config_path, ": expected a run of gpt, got ",
-                 at("program").dump());
+                 at("program").dump(), "; give the folder of one");
   nn::GPT::Options o;
   each_option(o, Reader{c, config_path});
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
@@ -258,7 +258,7 @@ std::vector<int64_t> integers(const std::string& option, const std::string& list
 
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch) {
   const int64_t context = std::min(model.o.context, tokens.numel() - 1);
-  LOCKSTEP_CHECK(context > 0, "expected a text of at least 2 tokens, got ", tokens.numel());
+  LOCKSTEP_CHECK(context > 0, "expected a text of at least 2 tokens, got ", tokens.numel(), "; give more text");
   model.eval();
   const data::TextDataset windows(tokens, {.context = context, .stride = context});
   const std::vector<double> means =

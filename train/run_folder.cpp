@@ -112,7 +112,7 @@ void Trainer::Impl::open() {
   config["plan"] = to_string(job.plan());
   const std::string* const unkept = data::not_utf8(config);
   LOCKSTEP_CHECK(!unkept, "expected paths and options in UTF-8, because the run's config.json stores them, got ",
-                 *unkept);
+                 *unkept, "; rename it");
   trace::note("settings", config.dump());
   if (!engine->in_parts()) {  // for the formulas of lockstep report
     Json plan_note(Json::Object{});

@@ -46,8 +46,7 @@ class Team {
   void wait() const {
     if (group_) group_->barrier();
   }
-  /// Collective. Error if ranks have different data: an old copy on one host would otherwise go unnoticed. `what` names
-  /// the data.
+  /// Collective. Error if ranks have different data, such as an old copy on one host. `what` names the data.
   void check_same(const std::string& what, const std::vector<const Tensor*>& data) const;
   /// check_same() for data that are not tensors: compares their number of elements and their hash.
   void check_same(const std::string& what, int64_t elements, uint64_t hash) const;

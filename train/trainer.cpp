@@ -180,7 +180,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
     args.optimizer = [config, ranks = &job.mesh().replicas()](nn::Module& m) {
       auto made = engine::make_optimizers(config, m.named_parameters(), ranks);
       LOCKSTEP_CHECK(made.size() == 1, "[Trainer] optimizer.type ", config.optimizer.type,
-                     " makes several optimizers: expected scheduler.type too");
+                     " makes several optimizers: expected scheduler.type too; give one");
       return std::move(made[0]);
     };
     args.lr_scheduler = schedule;
@@ -240,7 +240,7 @@ void Trainer::Impl::fit() {
     const double loss = o.batches ? engine->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
       Example full = o.batches(step, micro, batch);
       LOCKSTEP_CHECK(full.input.size(0) == batch, "[Trainer] batches: expected ", batch, " samples of micro-batch ",
-                     micro, ", got ", full.input.shape());
+                     micro, ", got ", full.input.shape(), "; return that many");
       return sample(full);
     })
                                   : engine->train_batch();
@@ -335,7 +335,7 @@ std::vector<std::pair<std::string, double>> Trainer::evaluate(int64_t max_batche
 }
 Predictions Trainer::predict(const data::Dataset<Example>& samples) {
   check_data(impl_->job.team(), "the data of predict()", samples);
-  LOCKSTEP_CHECK(samples.size() > 0, "[predict] expected at least one sample, got none");
+  LOCKSTEP_CHECK(samples.size() > 0, "[predict] expected at least one sample, got none; give some");
   return impl_->measure(samples, 0, "test", true);
 }
 const Json::Array& Trainer::log_history() const {

@@ -133,8 +133,7 @@ class Trainer {
 std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_t batch, Device device,
                              const std::function<std::vector<Variable>(const data::Example& batch)>& measures);
 
-/// Counts the tensors and bytes of the last checkpoint in a run's folder or a folder of checkpoints. Error if there is
-/// none.
+/// Counts the tensors and bytes of the last checkpoint in a run's or checkpoints' folder. Error if there is none.
 nn::FileTotals held_by(const std::string& folder);
 /// Loads parameters and buffers from the last checkpoint in a run's folder or a folder of checkpoints, into a model of
 /// one process. average: loads the parameters averaged by ema.decay; Error if the run kept no averages.

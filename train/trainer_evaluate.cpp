@@ -76,7 +76,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
       std::vector<double> all(max_dims + 1);
       const Shape& own = out.at(0).shape();
       LOCKSTEP_CHECK(own.rank() >= 1 && own.rank() <= max_dims, "[predict] expected outputs of 1 to ", max_dims,
-                     " dimensions, got ", own);
+                     " dimensions, got ", own, "; reshape them in forward()");
       all[0] = own.rank();
       for (int d = 0; d < own.rank(); ++d) all[size_t(d) + 1] = double(own[d]);
       return Tensor::from(all, {max_dims + 1});
@@ -84,7 +84,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     const std::vector<double> found = engine->eval_batches(data, 1, dims, max_dims + 1);
     for (int d = 0; d < int(found[0]); ++d) shape.push_back(int64_t(found[size_t(d) + 1]));
     LOCKSTEP_CHECK(shape[0] == count(0), "[predict] expected outputs with a row for each of ", count(0),
-                   " samples, got ", Shape(shape));
+                   " samples, got ", Shape(shape), "; return one row per sample");
   }
   const int64_t of_batch = keeps_outputs ? numel_of(Shape(shape)) : 0, row = keeps_outputs ? of_batch / shape[0] : 0;
   const Measure loss = loss_measure();

@@ -14,7 +14,7 @@
 namespace lockstep::zero {
 
 void ShardedOptimizer::update(const std::vector<bool>& used, double scale, double clip) {
-  s_.on_files([&] { follow_writes(); });
+  s_.on_files([&] { update_master_copies(); });
   tiles_.begin(used);
   if (s_.batch) s_.batch->clear();
   for (Unit& unit : s_.units) {
@@ -47,7 +47,7 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
 
 void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   s_.batch->clear();
-  follow_writes();
+  update_master_copies();
   for (Unit& unit : s_.units) {
     if (!unit.trains) continue;
     LOCKSTEP_CHECK(s_.is_collected(unit),
@@ -94,11 +94,11 @@ void ShardedOptimizer::update(Unit& unit, OwnedPiece& piece, dist::Range element
   tile.keep(p, piece, elements, state.tensors);
 }
 
-std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, OwnedPiece& piece, bool make) {
+std::map<std::string, Tensor> ShardedOptimizer::state_of(Unit& unit, OwnedPiece& piece, bool create_missing) {
   const Parameter& p = s_.parameters[piece.parameter];
-  const bool in_file = piece.home == Offload::nvme, made = make && piece.keys.empty();
+  const bool in_file = piece.home == Offload::nvme, made = create_missing && piece.keys.empty();
   const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
-  for (const auto& [key, dtype] : make ? keys_of(p) : std::map<std::string, DType>()) {
+  for (const auto& [key, dtype] : create_missing ? keys_of(p) : std::map<std::string, DType>()) {
     Tensor& tensor = piece.state[key];
     if (!in_file && !tensor.defined())
       tensor = zeros({entries(p, key, piece.range).size()}, {.dtype = dtype, .device = home_of(piece)});
@@ -109,25 +109,25 @@ std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, OwnedPiece& pie
     if (in_file) tensor = tiles_.mapped(unit, piece, key);
     if (made) tensor.zero_();
   }
-  if (made) follow_writes(unit, piece);
+  if (made) update_master_copy(unit, piece);
   return all;
 }
 
 /// Skips units that stage 3 shards: only gathered() can write to their parameters, and it updates the master copies.
-void ShardedOptimizer::follow_writes() {
+void ShardedOptimizer::update_master_copies() {
   for (Unit& unit : s_.units) {
     if ((s_.gathers() && !unit.persistent) || size_of(unit.dtype) != 2) continue;
     for (OwnedPiece& piece : unit.pieces) {
       const Parameter& p = s_.parameters[piece.parameter];
       if (p.known_version == 0 || p.known_version != p.variable.tensor().storage()->version())
-        follow_writes(unit, piece);
+        update_master_copy(unit, piece);
     }
   }
   s_.see();
 }
 
-void ShardedOptimizer::follow_writes(Unit& unit, OwnedPiece& piece) {
-  const auto all = kept(unit, piece);
+void ShardedOptimizer::update_master_copy(Unit& unit, OwnedPiece& piece) {
+  const auto all = state_of(unit, piece);
   const auto master = all.find("master");
   if (master != all.end()) optim::follow(master->second, s_.weight(unit, piece));
 }

@@ -78,8 +78,8 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
   LOCKSTEP_CHECK(without.empty(), "[zero] expected every parameter that requires grad in an optimizer, got ",
                  without.size(), " that are in none: ", list_names(without),
                  "; freeze them (requires_grad_(false)) or give them to one");
-  LOCKSTEP_CHECK(trained > 0, "[zero] expected a module with parameters that require grad, got none in ",
-                 module.kind());
+  LOCKSTEP_CHECK(trained > 0, "[zero] expected a module with parameters that require grad, got none in ", module.kind(),
+                 "; unfreeze some");
   check_experts();
 }
 

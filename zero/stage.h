@@ -42,7 +42,7 @@ struct OwnedPiece {
   size_t parameter = 0;
   dist::Range range;  ///< the parameter's elements in the piece
   int64_t at = 0;     ///< first element in the shard
-  // The optimizer's state of the piece: read it through ShardedOptimizer::kept().
+  // The optimizer's state of the piece: read it through ShardedOptimizer::state_of().
   Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; undefined: in the file
   /// Names of the state that earlier steps have made. State made by the running step does not count yet: each of its

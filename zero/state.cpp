@@ -20,7 +20,7 @@ OwnedPiece Stage::all_owned(const Parameter& p) const {
 }
 
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
-  optimizer_->follow_writes();
+  optimizer_->update_master_copies();
   std::vector<StatePiece> all;
   // If every rank has the whole tensor (everywhere), each rank stores only one part of it, by shard_range().
   const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
@@ -46,7 +46,7 @@ std::vector<StatePiece> Stage::state(bool to_load, bool make) {
   for (Unit& unit : units) {
     for (OwnedPiece& piece : unit.pieces) {
       const Parameter& p = parameters[piece.parameter];
-      for (const auto& [key, tensor] : optimizer_->kept(unit, piece, to_load && make))
+      for (const auto& [key, tensor] : optimizer_->state_of(unit, piece, to_load && make))
         add("optimizer." + key, p, piece.range, flat(tensor), !is_cut());
     }
   }
@@ -87,7 +87,7 @@ void Stage::loaded(bool masters) {
   if (gathers()) gathers()->release_all();  // parameters gathered before the load are stale
   for (Unit& unit : units) {
     for (OwnedPiece& piece : unit.pieces)
-      if (masters) optimizer_->follow_writes(unit, piece);
+      if (masters) optimizer_->update_master_copy(unit, piece);
     if (unit.trains) gather_weights(unit);
   }
   for (Unit& unit : units) unit.gather_work.wait();
@@ -111,7 +111,7 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
     const Tensor now = flat(dense).narrow(0, mine.range.begin, mine.range.size());
     weight(unit, mine).copy_(now);
     for (OwnedPiece& piece : unit.pieces)
-      if (piece.parameter == i) optimizer_->follow_writes(unit, piece);
+      if (piece.parameter == i) optimizer_->update_master_copy(unit, piece);
   }
 }
 

@@ -284,9 +284,9 @@ void NcclEngine::gather_parts(const Tensor& full, const Tensor& part, int root, 
   }
 }
 
-/// Exact mode: every rank receives the other ranks' terms of its own part and adds them in the order of
-/// summation_tree.h, like the CPU engine, with the same bits. Moves as many bytes as a ring reduce_scatter, and needs a
-/// scratch copy of the tensor.
+/// Exact mode: every rank receives the part that it owns from all other ranks, and adds these terms in the order of
+/// summation_tree.h. The result is bit-identical to the CPU engine's. Moves as many bytes as a ring reduce_scatter, and
+/// needs a scratch copy of the tensor.
 void NcclEngine::sum_own_part(const Call& call, Communicator& comm, const Tensor& target) {
   const Tensor input = call.input.view({call.count});
   const int64_t own = target.numel();

@@ -284,8 +284,7 @@ std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& com
   return std::make_exception_ptr(Error(text));
 }
 
-// Reports the failure and aborts all communicators of this rank. The other ranks abort theirs when they learn of the
-// failure.
+// Reports the failure and aborts all communicators of this rank. Other ranks abort theirs when they learn of it.
 void Watchdog::give_up(std::exception_ptr error) {
   const std::string why = job_.fail(error).what();  // the job's first failure; fail() also writes the flight record
   given_up_ = Clock::now();

@@ -22,7 +22,7 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
   StepWriter w(emit);
   // At distance d, a rank sends its partner, rank xor d, the chunks c with c = partner (mod 2d), and keeps those with
-  // c = rank (mod 2d). In the end, chunk c is summed at rank c mod p, where p is the largest power of two <= n.
+  // c = rank (mod 2d). At the end, rank c mod p holds the sum of chunk c, where p is the largest power of two <= n.
   const auto halve = [&] {
     for (int extra = p; extra < n; ++extra)
       for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);
@@ -50,13 +50,13 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
     for (int extra = p; extra < n; ++extra) w.copy(extra, extra - p, extra);
     w.next();
   };
-  const auto all_to_extras = [&](bool but_own) {
+  const auto all_to_extras = [&](bool except_own) {
     for (int extra = p; extra < n; ++extra)
       for (int32_t c = 0; c < n; ++c)
-        if (!but_own || c != extra) w.copy(extra - p, extra, c);
+        if (!except_own || c != extra) w.copy(extra - p, extra, c);
     w.next();
   };
-  // A binomial tree distributes the chunks for broadcast, and collects them for reduce.
+  // A binomial tree scatters the chunks for broadcast, and gathers them for reduce.
   const Teams teams{{all_ranks(n, request.root)}};
   const auto move_subtree = [&](const TreeEdge& e, int from, int to) {
     for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]);
@@ -86,7 +86,7 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
 
 const AlgorithmRules rules::halving_doubling{
     .visit = by_halves,
-    .has = [](Collective c) { return c < Collective::gather; },
+    .has = [](Collective c) { return c < Collective::gather; },  // the collectives listed before gather
     .has_one_chunk = [](Collective) { return false; },
     .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
 };

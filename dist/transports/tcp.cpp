@@ -74,7 +74,7 @@ class TcpChannel final : public Channel {
     if (n > 0) std::memcpy(target, buffer_.data() + begin_, n);
     begin_ += n;
     if (n == bytes) return n;
-    if (bytes - n < 4096) {  // a header or little data: read ahead what follows
+    if (bytes - n < 4096) {  // a header or a small payload: read the rest, and ahead
       begin_ = end_ = 0;
       end_ = read(buffer_.data(), buffer_bytes);
       const size_t rest = std::min(bytes - n, end_);
@@ -151,8 +151,7 @@ class TcpChannel final : public Channel {
 struct HungUp {};
 constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // limits for a hello, and for all attempts
 
-/// The caller's end of the handshake: blocking reads and writes with a deadline, which also check for failures of other
-/// ranks.
+/// The caller's end of the handshake: blocking reads and writes with a deadline, which also check for failed ranks.
 class Caller {
  public:
   Caller(Control& control, Fd fd, int peer, std::string where)

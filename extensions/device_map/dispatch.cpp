@@ -250,7 +250,7 @@ std::shared_ptr<void> Dispatched::hold(const std::string& module) {
   }
   for (const PlacementUnit& part : impl_->plan.parts)
     if (is_below(part.name, module)) return nullptr;  // its children have the parameters; the module itself has none
-  fail(str("[device_map] expected the name of a module with parameters, got '", module, "'"));
+  fail(str("[device_map] expected the name of a module with parameters, got '", module, "'; see named_modules()"));
 }
 
 Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOptions& options) {

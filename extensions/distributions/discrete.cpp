@@ -56,7 +56,7 @@ Categorical::Categorical(const Variable& weights)
           [&] {
             LOCKSTEP_CHECK(is_floating(weights.dtype()) && weights.dim() >= 1 && weights.size(-1) >= 1,
                            "[Categorical] expected floating probs (..., classes), got ", weights.dtype(), " ",
-                           weights.shape());
+                           weights.shape(), "; convert or reshape them");
             check_parameter("Categorical", "probs >= 0", weights, at_least(weights.tensor(), 0));
             const Variable total = sum(wide(weights), {-1}, true);
             check_parameter("Categorical", "probs that are not all 0: a sum > 0", total, above(total.tensor(), 0));

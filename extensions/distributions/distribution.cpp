@@ -55,7 +55,7 @@ std::vector<Variable> broadcast(const char* name, std::initializer_list<Paramete
     LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype());
     LOCKSTEP_CHECK(!found || (x.dtype() == options.dtype && x.device() == options.device), "[", name,
                    "] expected parameters of one dtype and device, got ", options.dtype, " on ", options.device,
-                   " and ", x.dtype(), " on ", x.device());
+                   " and ", x.dtype(), " on ", x.device(), "; convert or move one with .to()");
     options = options_of(x), found = true;
     shape = broadcast_shapes(name, shape, x.shape());
   }

@@ -8,8 +8,7 @@
 
 namespace lockstep::distributions {
 
-/// A parameter: a variable, a tensor or a number. A number takes the dtype of the other parameters (f32 if all are
-/// numbers).
+/// A parameter: a variable, a tensor or a number. A number takes the other parameters' dtype (f32 if all are numbers).
 class Parameter {
  public:
   /// A variable: gradients flow to it.

@@ -56,7 +56,7 @@ Variable divergence(const Bernoulli& p, const Bernoulli& q) {
 Variable divergence(const Categorical& p, const Categorical& q) {
   LOCKSTEP_CHECK(p.probs.size(-1) == q.probs.size(-1),
                  "[kl_divergence] expected the same number of classes in both, got ", p.probs.size(-1), " and ",
-                 q.probs.size(-1));
+                 q.probs.size(-1), "; compare distributions over the same classes");
   const Variable& own = p.wide_probs;
   const Variable terms = put(own * (p.wide_logits - q.wide_logits), are(q.wide_probs, 0), INFINITY);
   return sum(put(terms, are(own, 0), 0), {-1}).to(p.probs.dtype());

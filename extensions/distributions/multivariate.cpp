@@ -28,7 +28,7 @@ Shape batch_of_both(const Variable& loc, const Variable& tril) {
   const int64_t n = loc.size(-1);
   LOCKSTEP_CHECK(tril.size(-1) == n && tril.size(-2) == n && tril.dtype() == loc.dtype(), "[", name,
                  "] expected loc (..., n) and scale_tril (..., n, n) of one dtype, got ", loc.dtype(), " ", loc.shape(),
-                 " and ", tril.dtype(), " ", tril.shape());
+                 " and ", tril.dtype(), " ", tril.shape(), "; convert or reshape one of them");
   return broadcast_shapes(name, a, b);
 }
 

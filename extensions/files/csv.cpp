@@ -42,8 +42,7 @@ class CsvReader {
     if (!rest_.starts_with(c)) return false;
     return rest_.remove_prefix(1), true;
   }
-  /// Skips a line that holds only spaces and tabs (unless those are the delimiter). The last line need not end with a
-  /// newline.
+  /// Skips a line that holds only spaces and tabs (unless those are the delimiter). The last line needs no newline.
   bool skip_blank_line() {
     size_t end = 0;
     while (end < rest_.size() && rest_[end] != delimiter_ && (rest_[end] == ' ' || rest_[end] == '\t')) ++end;
@@ -67,7 +66,7 @@ class CsvReader {
       field.assign(rest_.substr(0, cut ? end - 1 : end));
       rest_.remove_prefix(cut ? end - 1 : end);
       LOCKSTEP_CHECK(field.find('\r') == field.npos, where(),
-                     ": expected lines that end in \\n or \\r\\n, got \\r alone");
+                     ": expected lines that end in \\n or \\r\\n, got \\r alone; convert the line endings");
       return;
     }
     field.clear();
@@ -76,7 +75,7 @@ class CsvReader {
       rest_.remove_prefix(1);
       const size_t end = rest_.find('"');
       LOCKSTEP_CHECK(end != rest_.npos, where(), ": expected a closing quote for field ", count_,
-                     ", got the end of the file");
+                     ", got the end of the file; add the quote that is missing");
       if (doubled) field += '"';
       field += rest_.substr(0, end);
       next_line_ += std::count(rest_.begin(), rest_.begin() + std::ptrdiff_t(end), '\n');
@@ -85,7 +84,7 @@ class CsvReader {
     } while (doubled);
     LOCKSTEP_CHECK(rest_.empty() || rest_[0] == delimiter_ || rest_[0] == '\n' || rest_.starts_with("\r\n"), where(),
                    ": expected '", delimiter_, "' or the end of the line after the quote that closes field ", count_,
-                   ", got '", excerpt(rest_.substr(0, 1)), "'");
+                   ", got '", excerpt(rest_.substr(0, 1)), "'; double quotes that belong to the field");
   }
 
   std::string_view rest_;
@@ -102,7 +101,7 @@ size_t column_of(const std::vector<std::string>& columns, std::string_view name,
   std::string known;
   for (size_t i = 0; i < std::min<size_t>(columns.size(), 20); ++i) known += (i ? ", " : "") + excerpt(columns[i]);
   LOCKSTEP_CHECK(found != columns.end(), where, ": expected one of the columns ", known,
-                 columns.size() > 20 ? ", ..." : "", ", got \"", excerpt(name), "\"");
+                 columns.size() > 20 ? ", ..." : "", ", got \"", excerpt(name), "\"; use a name of the header");
   LOCKSTEP_CHECK(std::find(found + 1, columns.end(), name) == columns.end(), where, ": expected one column \"",
                  excerpt(name), "\", got several; rename the others");
   return size_t(found - columns.begin());
@@ -123,7 +122,7 @@ template <class T> T number_of(const std::string& field, bool empty_is_nan, cons
   LOCKSTEP_CHECK(at == end && error != std::errc::invalid_argument, where(), ": expected ",
                  std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field), "\"");
   LOCKSTEP_CHECK(error == std::errc() && std::isinf(double(T(value))) == std::isinf(double(value)), where(),
-                 ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field));
+                 ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field), "; choose a wider dtype");
   return T(value);
 }
 
@@ -146,7 +145,7 @@ Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions
                  ": expected a header to find columns by name, got header = false");
   CsvReader reader(text, origin, d);
   bool more = reader.next();
-  LOCKSTEP_CHECK(more, start, ": expected at least one line, got an empty file");
+  LOCKSTEP_CHECK(more, start, ": expected at least one line, got an empty file; give a file with lines");
   const size_t width = reader.count();
   const int64_t first = reader.line();
 
@@ -167,7 +166,7 @@ Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions
     int64_t rows = 0;
     for (; more; more = reader.next(), ++rows) {
       LOCKSTEP_CHECK(reader.count() == width, reader.where(), ": expected ", width, " fields as in line ", first,
-                     ", got ", reader.count());
+                     ", got ", reader.count(), "; correct the line, or the delimiter");
       for (size_t i = 0; i < chosen.size(); ++i) {
         const auto where = [&] {
           return csv.columns.empty() ? str(reader.where(), ": field ", chosen[i] + 1)

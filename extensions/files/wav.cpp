@@ -131,13 +131,13 @@ void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavF
                  0x7fffffff / (4 * channels), ", got ", rate);
   const bool floats = format == WavFormat::float32;
   const int64_t bytes = floats ? 4 : 2, limit = (0xffffffff - 64) / (bytes * channels);
-  LOCKSTEP_CHECK(frames <= limit, where, ": expected at most ", limit, " frames (4 GiB), got ", frames);
+  LOCKSTEP_CHECK(frames <= limit, where, ": expected at most ", limit, " frames (4 GiB), got ", frames, "; split it");
   const Tensor full = samples.contiguous();
   const float* in = full.numel() ? full.data<float>() : nullptr;
   if (!floats)
     for (int64_t i = 0; i < full.numel(); ++i)
       LOCKSTEP_CHECK(!std::isnan(in[i]), where, ": expected numbers, got NaN in channel ", i / frames, ", frame ",
-                     i % frames);
+                     i % frames, "; replace it");
 
   const int64_t data = frames * channels * bytes, pad = data % 2;
   std::string out;

@@ -126,7 +126,7 @@ void read(const Members& all, const Json& json, const std::string& origin) {
   for (const auto& [name, slot] : all) {
     const Json& value = json.at(name, origin);
     LOCKSTEP_CHECK(assign(slot, value, {}), origin, ": ", name, ": expected ", expected(slot, {}), ", got ",
-                   printed(value));
+                   printed(value), "; correct the file");
   }
 }
 

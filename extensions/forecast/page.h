@@ -23,7 +23,7 @@ std::string timeline_svg(const Analysis& analysis, const std::string& title);
 std::string loss_chart(const Analysis& analysis);
 /// The timeline of a step: each rank's main thread, and its collectives below. Shows the first `max_rows` ranks.
 std::string timeline_chart(const Analysis& analysis, size_t max_rows);
-/// One bar per rank, divided by the kinds of activity (Part).
+/// One bar per rank, divided by the kinds of activity (StepPhase).
 std::string split_chart(const Analysis& analysis, size_t max_rows);
 /// One bar per category for the measured memory, with a frame for the memory that the formula gives.
 std::string memory_chart(const Analysis& analysis);

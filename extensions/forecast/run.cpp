@@ -245,7 +245,7 @@ std::string_view name_of(StepPhase part) {
 RunFiles read_run(const std::string& folder) {
   LOCKSTEP_CHECK(fs::is_directory(folder),
                  "[report] expected the folder of a run (--out or --trace of a training program), got ", folder,
-                 fs::exists(folder) ? ", a file" : ", which does not exist");
+                 fs::exists(folder) ? ", a file" : ", which does not exist", "; check the path");
   RunFiles run{.folder = folder, .settings = {}, .metrics = {}, .traces = {}, .warnings = {}};
   run.traces = read_traces(folder, run.warnings);
   if (fs::exists(folder + "/config.json")) run.settings = data::read_json(folder + "/config.json");

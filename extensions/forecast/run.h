@@ -20,7 +20,7 @@ struct RunFiles {
   std::vector<data::Json> metrics;  ///< the lines of metrics.jsonl, from --out
   std::vector<RankTrace> traces;    ///< the files rank-N.json, from --trace
   std::vector<std::string> warnings;
-  const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
+  const data::Json* note(const char* name) const;  ///< the first rank's trace::note() of that name, or null
 };
 /// Reads a run's folder. If the folder has no file of a run, the Error lists the files that it has. An incomplete last
 /// line is left out, with a warning.
@@ -28,10 +28,10 @@ RunFiles read_run(const std::string& folder);
 
 /// The activity of a rank's main thread. Parts do not overlap.
 enum class StepPhase : uint8_t { forward, backward, weights, optimizer, data, communication, other };
-inline constexpr int parts = 7;            ///< number of Parts
+inline constexpr int parts = 7;            ///< number of StepPhases
 std::string_view name_of(StepPhase part);  ///< "forward", ...
 
-/// A stretch of time in which a rank's main thread has one kind of activity (Part), in seconds.
+/// A stretch of time in which a rank's main thread has one kind of activity (StepPhase), in seconds.
 struct Interval {
   StepPhase part;
   double begin, end;

@@ -16,8 +16,7 @@
 namespace lockstep::report {
 namespace {
 
-/// Median time of `times` calls after a warm-up. Every rank makes the same number of calls, as they may wait for each
-/// other.
+/// Median time of `times` calls after a warm-up. Every rank makes the same calls, as they may wait for each other.
 double seconds_of(int times, const std::function<void()>& call) {
   for (int i = 0; i < 3; ++i) call();
   std::vector<double> all;

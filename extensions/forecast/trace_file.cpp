@@ -217,7 +217,7 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
                               std::vector<std::string>& warnings) {
   const std::vector<RankTrace> heads = read_heads(folder, warnings);
   LOCKSTEP_CHECK(!heads.empty(), "[trace] expected files rank-N.json in ", folder, ", which a run with --trace ",
-                 folder, " writes, found none");
+                 folder, " writes, found none; check the path");
   std::vector<int> ranks;
   data::write_atomically(out_path, [&](data::NewFile& file) {
     constexpr size_t piece = size_t(1) << 20;

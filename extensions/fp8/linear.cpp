@@ -105,9 +105,9 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
                     const Fp8Scales& scales, const Fp8Ranks& ranks) {
   LOCKSTEP_CHECK(w.dim() == 2 && input.dim() >= 1 && input.size(-1) == w.size(1) && input.numel() > 0,
                  "[linear_fp8] expected x (..., in), not empty, and w (out, in), got ", input.shape(), " and ",
-                 w.shape());
+                 w.shape(), "; reshape one of them");
   LOCKSTEP_CHECK(is_castable(input) && is_castable(w), "[linear_fp8] expected x and w in f32, f16 or bf16, got ",
-                 input.dtype(), " and ", w.dtype());
+                 input.dtype(), " and ", w.dtype(), "; convert them with .to(f32)");
   const Variable x = Autocast::low(input), bias = Autocast::low(shift);
   const bool recorded = needs_grad({&x, &w, &bias});
   const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],

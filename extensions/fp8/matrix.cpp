@@ -35,7 +35,7 @@ std::string_view name_of(Fp8Format format) { return format == Fp8Format::e4m3 ? 
 Fp8Cast cast_fp8(const Tensor& x, const Fp8CastArgs& args) {
   check_floating("cast_fp8", x);
   LOCKSTEP_CHECK(x.dim() == 2 && x.dtype() != f64, "[cast_fp8] expected x (R, C) in f32, f16 or bf16, got ", x.dtype(),
-                 " ", x.shape());
+                 " ", x.shape(), "; convert or reshape it");
   LOCKSTEP_CHECK(is_number(args.scale), "[cast_fp8] expected a scale f32 of one element, such as ones({1})");
   check_same_device("cast_fp8", x, args.scale);
   LOCKSTEP_CHECK(!args.amax.defined() || is_number(args.amax),
@@ -53,7 +53,7 @@ Fp8Cast cast_fp8(const Tensor& x, const Fp8CastArgs& args) {
 
 Tensor read_fp8(const Tensor& codes, Fp8Format format, DType dtype) {
   check_defined("read_fp8", codes);
-  LOCKSTEP_CHECK(codes.dtype() == u8, "[read_fp8] expected codes u8, got ", codes.dtype());
+  LOCKSTEP_CHECK(codes.dtype() == u8, "[read_fp8] expected codes u8, got ", codes.dtype(), "; cast_fp8() makes them");
   LOCKSTEP_CHECK(dtype == f32 || dtype == bf16, "[read_fp8] expected the dtype f32 or bf16, got ", dtype);
   Tensor out = empty(codes.shape(), {.dtype = dtype, .device = codes.device()});
   if (out.numel() > 0) kernels::read_fp8(codes.device(), codes.contiguous(), format, out);
@@ -65,13 +65,13 @@ Tensor matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, DT
   check_same_device("matmul_fp8", a.codes, b.codes);
   const int64_t m = a.codes.size(0), n = b.codes.size(0), k = a.codes.size(1);
   LOCKSTEP_CHECK(k == b.codes.size(1), "[matmul_fp8] expected a (M, K) and b (N, K) with one K, got ", a.codes.shape(),
-                 " and ", b.codes.shape());
+                 " and ", b.codes.shape(), "; reshape one of them");
   LOCKSTEP_CHECK(dtype == f32 || dtype == f16 || dtype == bf16,
                  "[matmul_fp8] expected the result's dtype f32, f16 or bf16, got ", dtype);
   if (bias.defined()) {
     check_same_device("matmul_fp8", a.codes, bias);
     LOCKSTEP_CHECK(bias.shape() == Shape{n} && bias.dtype() == dtype, "[matmul_fp8] expected a bias ", dtype, " ",
-                   Shape{n}, ", got ", bias.dtype(), " ", bias.shape());
+                   Shape{n}, ", got ", bias.dtype(), " ", bias.shape(), "; convert or reshape it");
   }
   const Device device = a.codes.device();
   Tensor out = empty({m, n}, {.dtype = dtype, .device = device});

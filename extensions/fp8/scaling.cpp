@@ -36,7 +36,7 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
                    " is in fp8 already; make one Fp8Scaling per model");
     if (linears_.empty()) device = linear->weight.device();
     LOCKSTEP_CHECK(linear->weight.device() == device, "[Fp8Scaling] expected a model on one device, got ", name, " on ",
-                   linear->weight.device(), " and others on ", device);
+                   linear->weight.device(), " and others on ", device, "; move it with to(device)");
     linears_.emplace_back(name, std::make_shared<Fp8Scales>());
     linear->attached.arithmetic = linears_.back().second;
   }

@@ -253,7 +253,7 @@ std::vector<double> process_logits(std::span<const float> logits, std::span<cons
   std::vector<double> s = numbers_of(logits);
   const auto score_of = [&s](int64_t id) -> double& {
     LOCKSTEP_CHECK(id >= 0 && size_t(id) < s.size(), "[generate] expected token ids in [0, ", s.size(),
-                   "), one for each logit, got ", id);
+                   "), one for each logit, got ", id, "; use ids of the model's vocabulary");
     return s[size_t(id)];
   };
   for (const auto& [id, bias] : g.logit_bias) score_of(id) += bias;

@@ -1,6 +1,5 @@
 #pragma once
-// Choice of the next token: from logits to a distribution, and a draw from it. Pure functions, independent of the
-// model.
+// Choice of the next token: from logits to a distribution, and a draw from it. Pure functions, independent of models.
 #include <cstdint>
 #include <functional>
 #include <map>

@@ -22,7 +22,7 @@ void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Sco
     const auto length = int64_t(group[i].ids.size());
     LOCKSTEP_CHECK(group[i].from >= 1 && group[i].from < length && length - 1 <= model.o.context,
                    "[score] expected at most ", model.o.context + 1, " tokens, and 1 <= from < their number, got from ",
-                   group[i].from, " and ", length, " tokens");
+                   group[i].from, " and ", length, " tokens; shorten the text, or change from");
     given.push_back(&caches[i]);
     tokens.push_back(std::span(group[i].ids).first(size_t(length - 1)));
     for (int64_t t = group[i].from; t < length; ++t) rows.push_back(first + t - 1);
@@ -68,7 +68,7 @@ StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, co
   const auto length = int64_t(ids.size()), context = model.o.context;
   LOCKSTEP_CHECK(stride >= 1 && stride <= context, "--stride: expected 1 to ", context, " (the model's context), got ",
                  stride);
-  LOCKSTEP_CHECK(length >= 2, "expected a text of at least 2 tokens, got ", length);
+  LOCKSTEP_CHECK(length >= 2, "expected a text of at least 2 tokens, got ", length, "; give more text");
   StridedLoss out;
   double nats = 0;
   for (int64_t begin = 0, counted = 1; counted < length; begin += stride) {  // the first token has no context
@@ -96,11 +96,12 @@ ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::str
     from = begins ? 1 : 0;
   }
   LOCKSTEP_CHECK(from >= 1,
-                 "[score] expected a context of more than white space: this tokenizer has no token that begins a text");
+                 "[score] expected a context of more than white space: this tokenizer has no token that begins a text; "
+                 "begin it with a word");
   LOCKSTEP_CHECK(from < int64_t(all.size()), "[score] expected a continuation of at least one token");
   const int64_t cut = std::max<int64_t>(0, int64_t(all.size()) - limit);
   LOCKSTEP_CHECK(cut < from, "[score] expected a continuation of at most ", limit - 1, " tokens, got ",
-                 int64_t(all.size()) - from);
+                 int64_t(all.size()) - from, "; shorten it");
   all.erase(all.begin(), all.begin() + cut);
   return {std::move(all), from - cut};
 }

@@ -341,7 +341,7 @@ Tensor Accelerator::gather(const Tensor& tensor) const {
 Tensor Accelerator::gather_for_metrics(const Tensor& tensor) const {
   const accelerated::Loop loop = state_->running_loop();
   LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == loop.rows, "[gather_for_metrics] expected ", loop.rows,
-                 " rows, one for each sample of the batch, got ", tensor.shape());
+                 " rows, one for each sample of the batch, got ", tensor.shape(), "; gather a tensor with one");
   const Tensor entire = gather(tensor);
   std::vector<Tensor> rows;
   for (size_t r = 0; r < loop.real.size(); ++r) rows.push_back(entire.narrow(0, int64_t(r) * loop.rows, loop.real[r]));

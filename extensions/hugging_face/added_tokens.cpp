@@ -40,7 +40,7 @@ void AddedTokens::finish(const std::string& where) {
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const std::string& text = tokens_[i].text;
     LOCKSTEP_CHECK(!text.empty() && text.size() <= max_bytes, where, ": expected added tokens of 1 to ", max_bytes,
-                   " bytes, got ", text.size());
+                   " bytes, got ", text.size(), "; correct the file");
     LOCKSTEP_CHECK(i == 0 || text != tokens_[i - 1].text, where, ": added token \"", text,
                    "\" appears twice; keep one of them");
     ends_[uint8_t(text.back())] = true;

@@ -160,7 +160,7 @@ void BpeTokenizer::merge(std::span<int32_t> ids, Work& work) const {
 
 std::string_view BpeTokenizer::token_bytes(int32_t id) const {
   LOCKSTEP_CHECK(id >= 0 && size_t(id) < tokens_.size(), "[tokenizer] expected ids from 0 to ",
-                 int64_t(tokens_.size()) - 1, ", got ", id);
+                 int64_t(tokens_.size()) - 1, ", got ", id, "; give ids that this tokenizer made");
   LOCKSTEP_CHECK(knows(id), "[tokenizer] the vocabulary has no token with id ", id, "; use ids that encode() returned");
   return tokens_[size_t(id)];
 }

@@ -72,7 +72,7 @@ std::optional<int32_t> BpeTokenizer::id_of(const std::string& token) const {
 }
 
 void BpeTokenizer::set_token(int64_t id, std::string text, const std::string& where) {
-  LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id);
+  LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
   if (size_t(id) >= tokens_.size()) {
     tokens_.resize(size_t(id) + 1);
     known_.resize(size_t(id) + 1);
@@ -101,7 +101,7 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
 void BpeTokenizer::add_merge(const std::string& both, const std::string& where) {
   const size_t space = both.find(' ');
   LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, where,
-                 ": expected two tokens with a space between, got \"", both, "\"");
+                 ": expected two tokens with a space between, got \"", both, "\"; correct the file");
   add_merge(both.substr(0, space), both.substr(space + 1), where);
 }
 
@@ -157,7 +157,7 @@ void BpeTokenizer::add_token(const Json& token, const std::string& where) {
   };
   LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; expected false");
   const int64_t id = token.at("id", where).as_int(where + ".id");
-  LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id);
+  LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
   add_token({.text = token.at("content", where).as_string(where + ".content"),
              .id = int32_t(id),
              .special = flag("special"),

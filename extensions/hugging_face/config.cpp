@@ -14,15 +14,15 @@ int64_t ConfigReader::integer(const char* key, int64_t otherwise, int64_t least,
   const Json* value = find(key);
   const int64_t n = value ? value->as_int(where_ + ": " + key) : otherwise;
   LOCKSTEP_CHECK(n >= least && n <= greatest, where_, ": ", key, ": expected a number from ", least, " to ", greatest,
-                 ", got ", n);
+                 ", got ", n, "; correct the file");
   return n;
 }
 
 double ConfigReader::number(const char* key, double otherwise, double least) const {
   const Json* value = find(key);
   const double n = value ? value->as_number(where_ + ": " + key) : otherwise;
-  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n);
-  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n);
+  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n, "; correct the file");
+  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n, "; correct the file");
   return n;
 }
 
@@ -76,7 +76,7 @@ GPT::Options gpt2_options(const ConfigReader& c) {
                  ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
   LOCKSTEP_CHECK(c.integer("n_embd", 768) % c.integer("n_head", 12) == 0, c.where(),
                  ": n_head: expected a number that divides n_embd ", c.integer("n_embd", 768), ", got ",
-                 c.integer("n_head", 12));
+                 c.integer("n_head", 12), "; correct the file");
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
                  ": scale_attn_weights false is not supported; expected true");
   return {.vocab = c.integer("vocab_size", 50257),
@@ -112,7 +112,7 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
     LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
                        std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
                    c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
-                   " layers and 'sliding_attention' for the rest");
+                   " layers and 'sliding_attention' for the rest; other orders are not supported");
     from = first - all.begin();
   }
   if (window < o.context && from < o.layers) o.window = window, o.window_from = from;
@@ -126,12 +126,12 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                 kv_heads = c.integer("num_key_value_heads",
                                      f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
   LOCKSTEP_CHECK(heads % kv_heads == 0, c.where(), ": num_key_value_heads: expected a number that divides the ", heads,
-                 " of num_attention_heads, got ", kv_heads);
+                 " of num_attention_heads, got ", kv_heads, "; correct the file");
   const bool is_llama = &f == families;
   LOCKSTEP_CHECK((c.find("head_dim") && !is_llama) || width % heads == 0, c.where(),
                  ": num_attention_heads: expected a number that "
                  "divides hidden_size ",
-                 width, is_llama ? "" : ", or a head_dim", ", got ", heads);
+                 width, is_llama ? "" : ", or a head_dim", ", got ", heads, "; correct the file");
   const int64_t head_size = c.integer("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
                  " heads of ", head_size, " are too many; expected at most ", int64_t(1) << 24, " features");
@@ -165,7 +165,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
 }  // namespace
 
 GPT::Options options_from_config(const Json& config, const std::string& path) {
-  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
+  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind(), "; fetch the file again");
   const ConfigReader c(config, path);
   const std::string type = c.word("model_type", "gpt2");
   const auto* family =

@@ -17,14 +17,14 @@ constexpr const char* scaling_names[] = {"default", "linear", "dynamic", "yarn",
 
 /// Reads the object under rope_parameters or rope_scaling; keys that it lacks are looked up in `config`.
 Rope rope_of(const Json& object, const std::string& where, const ConfigReader& config, int64_t max_position) {
-  LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind());
+  LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind(), "; correct the file");
   for (const auto& [key, value] : object.as_object())
     LOCKSTEP_CHECK(!value.is_object(), where, ": ", key,
                    ": positions per kind of layer are not supported; expected one rope_type for all layers");
   const ConfigReader c(object, where);
   const std::string type = c.word("rope_type", c.word("type", "default"));
   LOCKSTEP_CHECK(!c.find("type") || c.word("type", "") == type, where, ": expected rope_type and type to agree, got '",
-                 type, "' and '", c.word("type", ""), "'");
+                 type, "' and '", c.word("type", ""), "'; correct the file");
   const auto* const known = std::find(std::begin(scaling_names), std::end(scaling_names), type);
   LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type,
                  "' is not supported; expected default, linear, dynamic, yarn or llama3");
@@ -42,11 +42,11 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   if (rope.scaling == Scaling::dynamic) rope.original_context = max_position;
   else if (rope.scaling != Scaling::linear) rope.original_context = beside(original).integer(original, max_position);
   if (rope.scaling == Scaling::yarn) rope.factor = double(max_position) / double(rope.original_context);
-  else LOCKSTEP_CHECK(c.find("factor"), where, ": expected a factor for rope_type '", type, "', there is none");
+  else LOCKSTEP_CHECK(c.find("factor"), where, ": expected a factor for rope_type '", type, "', there is none; add it");
   rope.factor = c.number("factor", rope.factor, 1);
   if (rope.scaling == Scaling::llama3) {
     for (const char* key : {"low_freq_factor", "high_freq_factor"})
-      LOCKSTEP_CHECK(c.find(key), where, ": expected a ", key, " for rope_type 'llama3', there is none");
+      LOCKSTEP_CHECK(c.find(key), where, ": expected a ", key, " for rope_type 'llama3', there is none; add it");
     rope.low_freq_factor = c.number("low_freq_factor", 1), rope.high_freq_factor = c.number("high_freq_factor", 4);
   }
   if (rope.scaling != Scaling::yarn) return rope;

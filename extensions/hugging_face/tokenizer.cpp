@@ -119,7 +119,7 @@ static std::unique_ptr<Tokenizer> load_files(const std::string& folder) {
                  ": tokenizer.model is not supported; convert it with Transformers: AutoTokenizer.from_pretrained(\"",
                  folder, "\").save_pretrained(\"", folder, "\") writes tokenizer.json");
   LOCKSTEP_CHECK(has_file || parts, "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, in ", folder,
-                 ", found neither");
+                 ", found neither; fetch the tokenizer's files");
   const TokenizerFolder found = read_tokenizer(folder);
   const std::string config = "[tokenizer] " + (base / kTokenizerConfig).string();
   if (!has_file) {

@@ -68,7 +68,7 @@ ChannelDropout::ChannelDropout(const char* kind, const Options& o, const Dims& r
     : p(probability(kind, o.p)), allowed_ranks(ranks) {}
 Variable ChannelDropout::forward(const Variable& x) {
   LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()), "[", kind(), "] expected ",
-                 allowed_ranks, "-dimensional input, got ", x.shape());
+                 allowed_ranks, "-dimensional input, got ", x.shape(), "; reshape the input");
   if (!is_training() || p == 0) return x;
   return x * Variable(kept(x, x.dim() == allowed_ranks.back() ? 2 : 1, p) * (p < 1 ? 1 / (1 - p) : 0));
 }

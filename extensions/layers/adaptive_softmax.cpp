@@ -44,7 +44,7 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
   LOCKSTEP_CHECK((single || x.dim() == 2) && x.size(-1) == o.in && target.dtype() == i64 &&
                      target.dim() == x.dim() - 1 && (single || target.size(0) == x.size(0)),
                  "[AdaptiveLogSoftmaxWithLoss] expected input (N, ", o.in, ") and target i64 (N), or both without N, ",
-                 "got ", x.shape(), " and ", target.dtype(), " ", target.shape());
+                 "got ", x.shape(), " and ", target.dtype(), " ", target.shape(), "; convert or reshape them");
   const Variable rows = single ? x.unsqueeze(0) : x;
   const auto classes = target.reshape({rows.size(0)}).to_vector<int64_t>();
   const size_t clusters = o.cutoffs.size() - 1;
@@ -54,7 +54,7 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
   for (size_t row = 0; row < classes.size(); ++row) {
     const int64_t c = classes[row];
     LOCKSTEP_CHECK(c >= 0 && c < o.classes, "[AdaptiveLogSoftmaxWithLoss] expected targets in [0, ", o.classes,
-                   "), got ", c);
+                   "), got ", c, "; correct the targets");
     size_t i = 0;
     while (c >= o.cutoffs[i]) ++i;
     in_head.push_back(i == 0 ? c : o.cutoffs[0] + int64_t(i) - 1);
@@ -77,7 +77,7 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
 
 Variable AdaptiveLogSoftmaxWithLoss::log_prob(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() == 2 && x.size(1) == o.in, "[AdaptiveLogSoftmaxWithLoss] expected input (N, ", o.in, "), got ",
-                 x.shape());
+                 x.shape(), "; reshape the input");
   const Variable scores = log_softmax(head(x), 1);
   std::vector<Variable> all{scores.narrow(1, 0, o.cutoffs[0])};
   for (size_t i = 0; i < tail.size(); ++i)

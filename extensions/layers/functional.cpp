@@ -17,13 +17,13 @@ struct Call {
     LOCKSTEP_CHECK(!given.empty(), "[", op, "] expected at least one input");
     for (const Variable& x : given) {
       LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
-                     x.defined() ? str(x.dtype()) : "an undefined one");
+                     x.defined() ? str(x.dtype()) : "an undefined one", "; convert them with .to(f32)");
       // A new variable, because fn may also read the caller's variable directly. With create_graph the new variable
       // stays on the caller's graph.
       inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));
     }
     output = fn(inputs);
-    LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to return a defined variable");
+    LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to return a defined variable; return one");
   }
 };
 
@@ -42,7 +42,7 @@ void check_vectors(const char* op, const Inputs& inputs, const Inputs& v) {
   for (size_t i = 0; i < v.size(); ++i)
     LOCKSTEP_CHECK(v[i].shape() == inputs[i].shape() && v[i].dtype() == inputs[i].dtype(), "[", op,
                    "] expected vector ", i, " like its input, ", inputs[i].dtype(), " ", inputs[i].shape(), ", got ",
-                   v[i].dtype(), " ", v[i].shape());
+                   v[i].dtype(), " ", v[i].shape(), "; convert or reshape it");
 }
 
 /// Directional derivative: the sum of slopes[i] * v[i].

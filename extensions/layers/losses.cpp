@@ -15,7 +15,7 @@ namespace {
 /// Checks that targets are 1 or -1, and returns them in x's dtype.
 Tensor signs(const char* op, const Tensor& target, const Shape& shape, const Variable& x) {
   LOCKSTEP_CHECK(target.shape() == shape, "[", op, "] expected a target of shape ", shape, " for x ", x.shape(),
-                 ", got ", target.shape());
+                 ", got ", target.shape(), "; reshape the target");
   const Tensor sign = target.to(x.dtype());
   check_values(op, "targets of 1 and -1", sign, eq(abs(sign), constant(1, sign)));
   return sign;
@@ -87,7 +87,7 @@ Variable gaussian_nll_loss(const Variable& input, const Variable& aim, const Var
   for (int d = 0; others == 0 && d < x.dim(); ++d)
     if (v.shape()[d] != shape[d]) v.shape()[d] == 1 ? ++ones : ++others;
   LOCKSTEP_CHECK(ones + 2 * others <= 1, "[", op, "] expected a variance of x's shape ", shape,
-                 ", or without its last dim, or of size 1 in one dim, got ", variance.shape());
+                 ", or without its last dim, or of size 1 in one dim, got ", variance.shape(), "; reshape it");
   LOCKSTEP_CHECK(v.dtype() == x.dtype(), "[", op, "] expected x and variance of one dtype, got ", input.dtype(),
                  " and ", variance.dtype(), "; convert with .to(dtype)");
   check_values(op, "variances >= 0", v.tensor(), ge(v.tensor(), constant(0, v.tensor())));
@@ -147,8 +147,8 @@ Variable cosine_embedding_loss(const Variable& first, const Variable& second, co
   const char* const op = "cosine_embedding_loss";
   check_alike(op, {{"a", first}, {"b", second}});
   check_margin(op, margin, -1, 1);
-  LOCKSTEP_CHECK(first.dim() == 1 || first.dim() == 2, "[", op, "] expected a and b (N, D) or (D), got ",
-                 first.shape());
+  LOCKSTEP_CHECK(first.dim() == 1 || first.dim() == 2, "[", op, "] expected a and b (N, D) or (D), got ", first.shape(),
+                 "; reshape them");
   const Wide wide(first);
   const Variable a = wide(first), b = wide(second);
   const Tensor sign = signs(op, target, without_last(a.shape()), a);

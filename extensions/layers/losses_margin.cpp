@@ -13,7 +13,7 @@ namespace {
 Variable class_rows(const char* op, const Variable& x, const Tensor& target, const Shape& shape, int64_t lowest) {
   const int64_t classes = x.size(-1);
   LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == shape, "[", op, "] expected a target of i64 ", shape,
-                 " for x ", x.shape(), ", got ", target.dtype(), " ", target.shape());
+                 " for x ", x.shape(), ", got ", target.dtype(), " ", target.shape(), "; convert or reshape it");
   check_values(op, str("targets in [", lowest, ", ", classes, ")").c_str(), target,
                within(target, double(lowest), double(classes - 1)));
   return x.dim() == 1 ? x.unsqueeze(0) : x;
@@ -75,7 +75,7 @@ Variable multilabel_soft_margin_loss(const Variable& input, const Variable& aim,
   const char* const op = "multilabel_soft_margin_loss";
   check_alike(op, {{"x", input}, {"target", aim}});
   check_broadcasts(op, weight, input.shape());
-  LOCKSTEP_CHECK(input.dim() >= 1, "[", op, "] expected x (..., C), got a scalar");
+  LOCKSTEP_CHECK(input.dim() >= 1, "[", op, "] expected x (..., C), got a scalar; unsqueeze(0) adds a dim");
   const Wide wide(input);
   return finish(wide, mean(bce_with_logits(wide(input), wide(aim), weight, {}, Reduction::none), {-1}), reduction);
 }
@@ -83,7 +83,7 @@ Variable multilabel_soft_margin_loss(const Variable& input, const Variable& aim,
 Variable pairwise_distance(const Variable& x, const Variable& y, double p, double eps, bool keepdim) {
   const char* const op = "pairwise_distance";
   check_alike(op, {{"x", x}, {"y", y}});
-  LOCKSTEP_CHECK(x.dim() >= 1, "[", op, "] expected x (..., D), got a scalar");
+  LOCKSTEP_CHECK(x.dim() >= 1, "[", op, "] expected x (..., D), got a scalar; unsqueeze(0) adds a dim");
   LOCKSTEP_CHECK(p > 0, "[", op, "] expected p > 0, got ", p);
   const Wide wide(x);
   const Variable d = add_scalar(sub(wide(x), wide(y)), eps);

@@ -52,11 +52,11 @@ void power_steps(const Tensor& m, const Tensor& u, const Tensor& v, int64_t step
 int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   LOCKSTEP_CHECK(weight.defined() && weight.dim() >= 2 && weight.numel() > 0, "[", layer,
                  "] expected a layer with a weight of at least 2 dims, got ",
-                 weight.defined() ? str(weight.shape()) : "none");
+                 weight.defined() ? str(weight.shape()) : "none", "; give a layer such as Linear or Conv2d");
   return normalize_dim(layer, dim, weight.dim());
 }
 
-/// The values of a weight; the start values if it was built empty and has no values yet.
+/// The values of a weight. If it was built empty (nn/init.h) and has no values yet, the values that it will start with.
 Tensor values_of(const Variable& weight) { return is_built_empty(weight) ? start_of(weight) : weight.tensor(); }
 
 }  // namespace
@@ -80,16 +80,16 @@ Variable InstanceNorm::forward(const Variable& x) {
     return without_batch(batch_norm(samples, weight, bias, running_mean, running_var, false, 0, o.eps));
   Dims places;
   int64_t values = 1;
-  for (int d = 2; d < rank; ++d) places.push_back(d), values *= samples.size(d);
+  for (int d = 2; d < rank; ++d) dims.push_back(d), values *= samples.size(d);
   LOCKSTEP_CHECK(values > 1, "[", kind(), "] expected more than 1 value per channel to normalise over, got ", x.shape(),
                  "; give larger spatial sizes");
   if (o.track) {
     const Tensor wide = x.dtype() == f64 ? samples.tensor() : samples.tensor().to(f32);
-    const auto move = [&](const Tensor& running, const Tensor& now) {
+    const auto blend_into = [&](const Tensor& running, const Tensor& now) {
       running.copy_(lerp(running.to(now.dtype()), mean(now, {0}), o.momentum));
     };
-    move(running_mean, mean(wide, places));
-    move(running_var, var(wide, places));
+    blend_into(running_mean, mean(wide, dims));
+    blend_into(running_var, var(wide, dims));
   }
   return without_batch(group_norm(samples, o.channels, weight, bias, o.eps));
 }

@@ -46,13 +46,13 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
   for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
     fits = sequence.shape()[d] == values.shape()[d];
   LOCKSTEP_CHECK(fits, "[", op, "] expected a sequence of one dim, or with the sizes of the values ", values.shape(),
-                 " in all dims but the last, got ", sequence.shape());
+                 " in all dims but the last, got ", sequence.shape(), "; reshape the sequence");
   const int64_t n = sequence.size(-1);
   Tensor order;
   if (options.sorter.defined()) {
     LOCKSTEP_CHECK(options.sorter.dtype() == i64 && options.sorter.shape() == sequence.shape(), "[", op,
                    "] expected a sorter of i64 ", sequence.shape(), ", got ", options.sorter.dtype(), " ",
-                   options.sorter.shape());
+                   options.sorter.shape(), "; sort() gives one");
     order = at_hand(options.sorter);
     for (int64_t i = 0; i < order.numel(); ++i)
       LOCKSTEP_CHECK(order.data<int64_t>()[i] >= 0 && order.data<int64_t>()[i] < n, "[", op,
@@ -88,13 +88,13 @@ Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
   if (weighted) {
     check_same_device("bincount", x, weights);
     LOCKSTEP_CHECK(weights.shape() == x.shape(), "[bincount] expected a weight for each element, ", x.shape(), ", got ",
-                   weights.shape());
+                   weights.shape(), "; reshape the weights");
   }
   const Tensor list = at_hand(x).to(i64);
   int64_t bins = minlength;
   for (int64_t i = 0; i < list.numel(); ++i) {
     const int64_t value = list.data<int64_t>()[i];
-    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i);
+    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i, "; leave it out");
     bins = std::max(bins, value + 1);
   }
   if (!weighted || list.numel() == 0) {
@@ -203,7 +203,7 @@ Unique unique_along(const char* op, const Tensor& x, int64_t dim, bool sorted) {
   const int d = int(dim < 0 ? dim + x.dim() : dim);
   for (int other = 0; other < x.dim(); ++other)
     LOCKSTEP_CHECK(other == d || x.size(other) > 0, "[", op, "] expected slices with elements, got dim ", dim, " of ",
-                   x.shape());
+                   x.shape(), "; choose another dim");
   const int64_t n = x.size(d);
   Dims to_front{d};
   for (int other = 0; other < x.dim(); ++other)
@@ -283,7 +283,7 @@ std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vecto
       bool fits = d + given.dim() <= shape.rank();
       for (int i = 0; fits && i < given.dim(); ++i) fits = given.shape()[i] == shape[d + i];
       LOCKSTEP_CHECK(fits && given.dim() >= 1, "[", op, "] expected a mask whose sizes equal those of ", shape,
-                     " from dim ", d, " on, got ", given.shape());
+                     " from dim ", d, " on, got ", given.shape(), "; reshape the mask");
       for (const Tensor& places : nonzero_places(given.to(cpu))) all.push_back(places);
     } else {
       LOCKSTEP_CHECK(given.dtype() == i64, "[", op, "] expected indices of i64 or bool, got ", given.dtype(),
@@ -303,7 +303,7 @@ Tensor wrapped(const char* op, const Tensor& index, int64_t size, int d) {
   for (int64_t i = 0; i < index.numel(); ++i) {
     const int64_t value = index.data<int64_t>()[i];
     LOCKSTEP_CHECK(value >= -size && value < size, "[", op, "] expected indices in [", -size, ", ", size, ") for dim ",
-                   d, ", got ", value, " at position ", i);
+                   d, ", got ", value, " at position ", i, "; correct the indices");
     out.data<int64_t>()[i] = value < 0 ? value + size : value;
   }
   return out;

@@ -34,7 +34,7 @@ struct Unique {
 };
 /// The distinct elements, sorted.
 Unique unique(const Tensor& x);
-/// The distinct slices along dim, sorted by their first elements, then by the second, and so on; NaN last. Error for
+/// The distinct slices along dim, sorted by their first element, then by the second, and so on; NaN last. Error for
 /// slices without elements.
 Unique unique(const Tensor& x, int64_t dim);
 /// Like unique(), but joins equal elements only if they are neighbours, and keeps the order of x.

@@ -38,7 +38,7 @@ Unflatten::Unflatten(const Options& options) : o(options) {
 }
 Variable Unflatten::forward(const Variable& x) {
   const int dim = normalize_dim("Unflatten", o.dim, x.dim());
-  LOCKSTEP_CHECK(x.dim() > 0, "[Unflatten] expected input of at least one dim, got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() > 0, "[Unflatten] expected input of at least one dim, got ", x.shape(), "; unsqueeze(0) it");
   const int64_t size = x.size(dim);
   Shape sizes = o.shape;
   int64_t* const open = std::find(sizes.begin(), sizes.end(), -1);
@@ -47,7 +47,7 @@ Variable Unflatten::forward(const Variable& x) {
     *open = known > 0 ? size / known : 0;
   }
   LOCKSTEP_CHECK(numel_of(sizes) == size, "[Unflatten] expected sizes whose product is ", size, ", dim ", o.dim, " of ",
-                 x.shape(), ", got ", o.shape);
+                 x.shape(), ", got ", o.shape, "; change the sizes, or the input");
   Shape shape = x.shape();
   shape.erase(dim);
   for (int i = 0; i < sizes.rank(); ++i) shape.insert(dim + i, sizes[i]);
@@ -77,7 +77,7 @@ ChannelShuffle::ChannelShuffle(const Options& o) : groups(positive("ChannelShuff
 Variable ChannelShuffle::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() >= 3 && x.size(1) % groups == 0,
                  "[ChannelShuffle] expected input (N, C, ...) with C a multiple of ", groups,
-                 ", of at least 3 dims, got ", x.shape());
+                 ", of at least 3 dims, got ", x.shape(), "; reshape the input, or change groups");
   int64_t behind = 1;
   for (int i = 2; i < x.dim(); ++i) behind *= x.size(i);
   return x.reshape({x.size(0), groups, x.size(1) / groups, behind}).transpose(1, 2).reshape(x.shape());

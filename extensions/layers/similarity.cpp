@@ -25,7 +25,7 @@ Variable Bilinear::forward(const Variable& a, const Variable& b) {
   const bool fit = a.dim() > 0 && b.dim() > 0 && a.size(-1) == in1 && b.size(-1) == in2;
   if (fit) shape[a.dim() - 1] = beside[b.dim() - 1] = out;
   LOCKSTEP_CHECK(fit && shape == beside, "[Bilinear] expected inputs (..., ", in1, ") and (..., ", in2,
-                 ") of the same shape except the last dim, got ", a.shape(), " and ", b.shape());
+                 ") of the same shape except the last dim, got ", a.shape(), " and ", b.shape(), "; reshape one");
   const int64_t n = a.numel() / in1;
   const Variable halves = linear(b.reshape({n, in2}), weight.view({out * in1, in2})).view({n, out, in1});
   const Variable y = matmul(halves, a.reshape({n, in1, 1})).reshape(shape);

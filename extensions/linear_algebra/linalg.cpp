@@ -80,7 +80,7 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
   check_same_dtype(op, a, b);
   check_same_device(op, a, b);
   LOCKSTEP_CHECK(b.size(-2) == a.size(-1), "[", op, "] expected b with ", a.size(-1), " rows for a of shape ",
-                 a.shape(), ", got ", b.shape());
+                 a.shape(), ", got ", b.shape(), "; transpose or reshape one of them");
 }
 
 void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>& bad) {
@@ -144,7 +144,7 @@ void check_matrices(const char* op, const Tensor& a) {
   check_defined(op, a);
   LOCKSTEP_CHECK(a.dtype() == f32 || a.dtype() == f64, "[", op, "] expected f32 or f64, got ", a.dtype(),
                  "; convert with .to(f32)");
-  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape());
+  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape(), "; unsqueeze() adds a dim");
 }
 void check_square(const char* op, const Tensor& a) {
   check_matrices(op, a);

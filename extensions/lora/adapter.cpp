@@ -73,7 +73,7 @@ bool says_nothing(const Json& value) {
 
 /// Reads r, alpha, dropout and rslora. Error for options that are not supported.
 LoraOptions options_of_adapter(const Json& config, const std::string& path) {
-  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
+  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind(), "; fetch the file again");
   static const std::set<std::string> read = {
       "peft_type",      "task_type",       "r",    "lora_alpha",       "lora_dropout", "use_rslora",
       "target_modules", "modules_to_save", "bias", "init_lora_weights"};
@@ -86,9 +86,9 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
                    " is not supported; expected it absent, null or false");
   const ConfigReader c(config, path);
   LOCKSTEP_CHECK(c.word("peft_type", "") == "LORA", path, ": expected peft_type LORA, got '", c.word("peft_type", ""),
-                 "'");
+                 "'; other adapters are not supported");
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
-                 c.word("task_type", ""), "'");
+                 c.word("task_type", ""), "'; other tasks are not supported");
   LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""),
                  "' is not supported; expected 'none'");
   const Json* const start = c.find("init_lora_weights");  // all but true, false and "gaussian" modify base weights
@@ -105,7 +105,7 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   const Json* const targets = c.find("target_modules");
   LOCKSTEP_CHECK(targets && (targets->is_array() || *targets == Json("all-linear")), c.where(),
                  ": target_modules: expected a list of names or \"all-linear\", got ",
-                 targets ? targets->dump() : "none");
+                 targets ? targets->dump() : "none", "; correct the file");
   std::set<std::string> meant;
   const std::vector<std::string> names =
       targets->is_array() ? words_of(c, "target_modules") : std::vector<std::string>();
@@ -160,7 +160,7 @@ std::string adapter_base(const std::string& folder) {
   const std::string base = ConfigReader(config, path).word("base_model_name_or_path", "");
   for (const std::string& at : {base, folder + "/" + base})
     if (!base.empty() && is_pretrained(at)) return at;
-  fail(str(path, ": expected base_model_name_or_path to be the folder of a model, got '", base, "'"));
+  fail(str(path, ": expected base_model_name_or_path to be the folder of a model, got '", base, "'; download it"));
 }
 
 Lora load_adapter(GPT& model, const std::string& folder) {
@@ -177,7 +177,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   for (const auto& entry : file->entries()) {
     LOCKSTEP_CHECK(entry.name.starts_with(all_names) && is_floating(entry.dtype), file_path,
                    ": expected floating tensors whose names begin with ", all_names, ", got ", entry.name, " of ",
-                   entry.dtype);
+                   entry.dtype, "; other tensors are not supported");
     left[entry.name.substr(std::string(all_names).size())] = entry;
   }
   const auto take = [&](const std::string& name, const Shape& shape) {

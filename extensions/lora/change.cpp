@@ -1,5 +1,4 @@
-// Adapters in programs: the key "lora" of a run's config.json, the words after the folder in --init, and folders of
-// adapters.
+// Adapters in programs: the key "lora" of a run's config.json, the words after the folder in --init, adapter folders.
 #include <filesystem>
 #include <optional>
 

@@ -181,7 +181,7 @@ Lora add_lora(Module& model, const LoraOptions& options) {
     for (const auto& [name, module] : model.named_modules())
       if (!name.empty() && is_meant(name, wanted)) saved.push_back(module);
     LOCKSTEP_CHECK(saved.size() > before, "[add_lora] expected modules_to_save that are in this ", model.kind(),
-                   ", got '", wanted, "'");
+                   ", got '", wanted, "'; named_modules() lists the names");
   }
   Lora lora;
   lora.options_ = options;

@@ -54,7 +54,7 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
     const size_t letters = letters_of(inputs[i], equation), start = inputs[i].find(dots);
     if (start == std::string::npos) continue;
     LOCKSTEP_CHECK(size_t(shapes[i].rank()) >= letters, "[einsum] expected operand ", i, " to have at least ", letters,
-                   " dims (\"", inputs[i], "\"), got ", shapes[i]);
+                   " dims (\"", inputs[i], "\"), got ", shapes[i], "; reshape the operand, or change the letters");
     counts[i] = size_t(shapes[i].rank()) - letters;
     for (size_t d = 0; d < counts[i]; ++d) {
       if (sizes.size() <= d) sizes.push_back(1);
@@ -227,7 +227,7 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
   for (size_t i = 0; i < operands.size(); ++i) {
     check_product("einsum", operands[0], operands[i], true);
     LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
-                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape());
+                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape(), "; reshape it");
     for (int d = 0; d < operands[i].dim(); ++d) {
       int64_t& size = sizes[int(inputs[i][size_t(d)])];
       LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],

@@ -84,7 +84,7 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
 Variable kl_div(const Variable& input, const Variable& aim, KlReduction reduction, bool log_target) {
   check_one_shape("kl_div", input, aim);
   LOCKSTEP_CHECK(reduction != KlReduction::batchmean || input.dim() >= 1,
-                 "[kl_div] expected at least 1 dim for batchmean, got a scalar");
+                 "[kl_div] expected at least 1 dim for batchmean, got a scalar; unsqueeze(0) adds a batch");
   const Wide wide(input);
   const Variable x = wide(input), target = wide(aim);
   Variable losses;

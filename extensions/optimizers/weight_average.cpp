@@ -101,7 +101,8 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };
-  std::shared_ptr<OtherValues> others;
+  // In a scope of optim::WeightAverage, the current statistics are saved with the buffers that its end restores.
+  std::shared_ptr<OtherValues> saved_values;
   for (const Variable& p : model.parameters())
     if (!others) others = other_values(p).lock();
   for (const auto& [name, module] : model.named_modules()) {
@@ -109,9 +110,9 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     auto* norm = dynamic_cast<BatchNorm*>(module);
     if (!norm || !norm->o.track) continue;
     for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
-      if (others && std::none_of(others->begin(), others->end(),
-                                 [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
-        others->emplace_back(buffer, buffer.clone());
+      if (saved_values && std::none_of(saved_values->begin(), saved_values->end(),
+                                       [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
+        saved_values->emplace_back(buffer, buffer.clone());
     momenta.emplace_back(norm, norm->o.momentum);
     norm->o.momentum.reset();
     norm->running_mean.zero_();

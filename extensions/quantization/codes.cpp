@@ -36,7 +36,7 @@ void check_codes(const char* op, const Quantized& w) {
                  w.in);
   LOCKSTEP_CHECK(w.codes.dtype() == (four ? u8 : i8) && w.codes.shape() == codes && w.codes.is_contiguous(), "[", op,
                  "] expected ", name_of(w.format), " codes of dtype ", four ? u8 : i8, " and shape ", codes, ", got ",
-                 w.codes.dtype(), " and ", w.codes.shape());
+                 w.codes.dtype(), " and ", w.codes.shape(), "; quantize() makes them");
   LOCKSTEP_CHECK((w.scales.dtype() == f32 || (w.scales.dtype() == f16 && !by_row)) && w.scales.shape() == scales &&
                      w.scales.is_contiguous(),
                  "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? "f32" : "f16 or f32",
@@ -68,7 +68,7 @@ std::string_view name_of(QuantFormat format) {
 Quantized quantize(const Tensor& w, QuantFormat format) {
   check_floating("quantize", w);
   LOCKSTEP_CHECK(w.dim() == 2 && w.numel() > 0, "[quantize] expected a weight (out, in) with sizes > 0, got ",
-                 w.shape());
+                 w.shape(), "; reshape it");
   const int64_t out = w.size(0), in = w.size(1), groups = groups_of(in);
   const bool by_row = format == QuantFormat::row8, four = format == QuantFormat::group4;
   const Tensor from = w.to(cpu).to(f32).contiguous();
@@ -96,7 +96,7 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   check_codes("linear", w);
   check_same_device("linear", x, w.codes);
   LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.in, "[linear] expected an input (..., ", w.in,
-                 ") for a quantised weight (", w.out, ", ", w.in, "), got ", x.shape());
+                 ") for a quantised weight (", w.out, ", ", w.in, "), got ", x.shape(), "; reshape the input");
   if (bias.defined()) {
     check_same_dtype("linear", bias, x);
     check_same_device("linear", bias, x);

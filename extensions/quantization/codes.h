@@ -46,8 +46,7 @@ struct Quantized {
   int64_t out = 0, in = 0;
 };
 
-/// Quantizes w (out, in) in f32, f64, f16 or bf16 to the nearest codes (ties to even). Error for infinite or NaN
-/// weights.
+/// Quantizes w (out, in) in f32, f64, f16 or bf16 to the nearest codes (ties to even). Error for infinity or NaN.
 Quantized quantize(const Tensor& w, QuantFormat format);
 /// Decodes a matrix (out, in): each element is code * scale, rounded to f32 and then to dtype.
 Tensor dequantize(const Quantized& w, DType dtype = f32);

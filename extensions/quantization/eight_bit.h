@@ -1,5 +1,5 @@
 #pragma once
-// Optimizers with 8-bit moments (block_codes.h; Dettmers et al., 2022): 2.03 bytes per element instead of 8.
+// Optimizers with 8-bit moments (block_codes.h; Dettmers et al., 2022): 1.02 bytes per moment and element instead of 4.
 //
 //   optim::AdamW8bit opt(net.parameters(), {.lr = 3e-4});
 #include "optim/optimizer.h"
@@ -20,10 +20,10 @@ struct Adam8bitOptions {
 /// Adam with 8-bit moments.
 class Adam8bit : public OptimizerOf<Adam8bitOptions> {
   LOCKSTEP_OPTIMIZER(Adam8bit);
-  int64_t block() const override;
+  int64_t block() const override;  ///< elements per block of codes
 };
 
-/// The options of Adam8bit, with another default of weight_decay.
+/// The options of Adam8bit, with a different default for weight_decay.
 struct AdamW8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
   int64_t min_8bit_size = 4096;
@@ -36,7 +36,7 @@ struct AdamW8bitOptions {
 /// AdamW with 8-bit moments; see Adam8bitOptions.
 class AdamW8bit : public OptimizerOf<AdamW8bitOptions> {
   LOCKSTEP_OPTIMIZER(AdamW8bit);
-  int64_t block() const override;
+  int64_t block() const override;  ///< elements per block of codes
 };
 
 /// The options of Lion, and min_8bit_size as Adam8bitOptions explains it.
@@ -52,7 +52,7 @@ struct Lion8bitOptions {
 /// Lion with 8-bit momentum; see Adam8bitOptions.
 class Lion8bit : public OptimizerOf<Lion8bitOptions> {
   LOCKSTEP_OPTIMIZER(Lion8bit);
-  int64_t block() const override;
+  int64_t block() const override;  ///< elements per block of codes
 };
 
 }  // namespace lockstep::optim

@@ -73,7 +73,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
                   const std::vector<int64_t>& target_lengths, const CtcOptions& options, Reduction reduction) {
   LOCKSTEP_CHECK(is_floating(input.dtype()) && (input.dim() == 2 || input.dim() == 3),
                  "[ctc_loss] expected floating log probabilities (T, N, C) or (T, C), got ", input.dtype(), " ",
-                 input.shape());
+                 input.shape(), "; convert or reshape them");
   const int64_t steps = input.size(0), n = input.dim() == 3 ? input.size(1) : 1, classes = input.size(-1);
   LOCKSTEP_CHECK(options.blank >= 0 && options.blank < classes, "[ctc_loss] expected a blank in [0, ", classes,
                  "), got ", options.blank);
@@ -83,7 +83,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
   const bool padded = target.dim() == 2;
   LOCKSTEP_CHECK(target.dtype() == i64 && (padded ? target.size(0) == n : target.dim() == 1 && target.numel() == all),
                  "[ctc_loss] expected targets i64 (", n, ", S), or concatenated (", all, "), got ", target.dtype(), " ",
-                 target.shape());
+                 target.shape(), "; convert or reshape them");
   const int64_t widest = padded ? target.size(1) : all;
   const auto words = target.to_vector<int64_t>();
   const Wide wide(input);
@@ -96,7 +96,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
                   last = input_lengths[size_t(i)];
     LOCKSTEP_CHECK(last >= 0 && last <= steps && length >= 0 && length <= widest,
                    "[ctc_loss] expected input lengths in [0, ", steps, "] and target lengths in [0, ", widest,
-                   "], got ", last, " and ", length, " of sequence ", i);
+                   "], got ", last, " and ", length, " of sequence ", i, "; correct the lengths");
     CtcSequence sequence{values.data() + i * classes, last, n * classes, classes, options.blank, {options.blank}};
     for (int64_t k = begin; k < begin + length; ++k) {
       const int64_t word = words[size_t(k)];

@@ -51,11 +51,11 @@ Variable zeros_for(const Variable& like, const Shape& shape) {
 PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int64_t>& lengths,
                                     const PackOptions& options) {
   LOCKSTEP_CHECK(input.defined() && input.dim() >= 2, "[pack_padded_sequence] expected input (T, B, ...), got ",
-                 input.defined() ? str(input.shape()) : "nothing");
+                 input.defined() ? str(input.shape()) : "nothing", "; reshape it");
   const Variable x = options.batch_first ? input.transpose(0, 1) : input;
   const int64_t steps = x.size(0), batch = x.size(1);
   LOCKSTEP_CHECK(batch >= 1 && int64_t(lengths.size()) == batch, "[pack_padded_sequence] expected ", batch,
-                 " lengths for input ", input.shape(), ", got ", lengths.size());
+                 " lengths for input ", input.shape(), ", got ", lengths.size(), "; give one per sequence");
   for (const int64_t n : lengths)
     LOCKSTEP_CHECK(n >= 1 && n <= steps, "[pack_padded_sequence] expected lengths from 1 to ", steps, ", got ", n);
   PackedSequence packed;
@@ -90,7 +90,7 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
                  ", the length of the longest sequence, got ", options.total_length);
   const int64_t all = std::accumulate(sequence.batch_sizes.begin(), sequence.batch_sizes.end(), int64_t(0));
   LOCKSTEP_CHECK(data.size(0) == all, "[pad_packed_sequence] expected ", all, " rows, the sum of the batch sizes, got ",
-                 data.shape());
+                 data.shape(), "; give the data that was packed");
   std::vector<int64_t> places(static_cast<size_t>(batch));
   std::iota(places.begin(), places.end(), 0);
   if (!sequence.order.empty()) places = inverse(sequence.order);
@@ -155,12 +155,12 @@ std::string Recurrence::text() const {
 void Recurrence::check_states(const Variable& h, const Variable& c, int64_t batch, const Variable& x,
                               bool batched) const {
   LOCKSTEP_CHECK(cell != RecurrentCell::lstm || h.defined() == c.defined(), "[", name_,
-                 "] expected both first states, h and c, or neither");
+                 "] expected both first states, h and c, or neither; give both, or leave both out");
   const auto check = [&](const char* what, const Variable& state, int64_t size) {
     if (!state.defined()) return;
     const Shape wanted = batched ? Shape{o.layers * directions(), batch, size} : Shape{o.layers * directions(), size};
     LOCKSTEP_CHECK(state.shape() == wanted, "[", name_, "] expected first states ", what, " of shape ", wanted,
-                   " for input ", x.shape(), ", got ", state.shape());
+                   " for input ", x.shape(), ", got ", state.shape(), "; reshape them");
   };
   check("h", h, projected);
   check("c", c, o.hidden);
@@ -196,11 +196,11 @@ LstmOutput Recurrence::run(const Variable& x, const Variable& h, const Variable&
   const bool batched = x.defined() && x.dim() == 3;
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 2 || x.dim() == 3) && x.size(-1) == o.input, "[", name_,
                  "] expected input ", o.batch_first ? "(B, T, " : "(T, B, ", o.input, ") or (T, ", o.input, "), got ",
-                 x.defined() ? str(x.shape()) : "nothing");
+                 x.defined() ? str(x.shape()) : "nothing", "; reshape the input");
   const int time = batched && o.batch_first ? 1 : 0;
   const int64_t steps = x.size(time), batch = batched ? x.size(1 - time) : 1;
   LOCKSTEP_CHECK(steps > 0 && batch > 0, "[", name_, "] expected at least 1 step of at least 1 sequence, got ",
-                 x.shape());
+                 x.shape(), "; leave empty batches out");
   check_states(h, c, batch, x, batched);
   const auto with_batch = [&](const Variable& state) {
     return state.defined() && !batched ? state.unsqueeze(1) : state;
@@ -217,7 +217,7 @@ LstmOutput Recurrence::run(const Variable& x, const Variable& h, const Variable&
 PackedLstmOutput Recurrence::run(const PackedSequence& x, const Variable& h, const Variable& c, bool training) {
   LOCKSTEP_CHECK(x.data.defined() && !x.batch_sizes.empty() && x.data.dim() == 2 && x.data.size(1) == o.input, "[",
                  name_, "] expected a packed sequence of rows of ", o.input, ", got ",
-                 x.data.defined() ? str(x.data.shape()) : "nothing");
+                 x.data.defined() ? str(x.data.shape()) : "nothing", "; pack_padded_sequence() makes one");
   check_states(h, c, x.batch_sizes[0], x.data, true);
   const auto in_order = [&](const Variable& state, const std::vector<int64_t>& order) {
     return state.defined() && !order.empty() ? index_select(state, 1, index_of(order, state)) : state;
@@ -261,13 +261,13 @@ LstmOutput RecurrentStep::step(const Variable& x, const Variable& h, const Varia
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 1 || x.dim() == 2) && x.size(-1) == input && x.numel() > 0, "[", name_,
                  "] expected input (B, ", input, ") or (", input, "), got ", x.defined() ? str(x.shape()) : "nothing");
   LOCKSTEP_CHECK(cell != RecurrentCell::lstm || h.defined() == c.defined(), "[", name_,
-                 "] expected both states, h and c, or neither");
+                 "] expected both states, h and c, or neither; give both, or leave both out");
   const int64_t batch = x.dim() == 2 ? x.size(0) : 1;
   const Shape wanted = x.dim() == 2 ? Shape{batch, hidden} : Shape{hidden};
   const auto state = [&](const char* what, const Variable& s) {
     if (!s.defined()) return zeros_for(x, {batch, hidden});
     LOCKSTEP_CHECK(s.shape() == wanted, "[", name_, "] expected ", what, " of shape ", wanted, " for input ", x.shape(),
-                   ", got ", s.shape());
+                   ", got ", s.shape(), "; reshape it");
     return s.reshape({batch, hidden});
   };
   const RecurrentResult next = recurrent({.cell = cell, .batch = {batch}}, x.reshape({batch, input}), state("h", h),

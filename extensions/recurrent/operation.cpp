@@ -18,7 +18,7 @@ constexpr const char* recurrent_name = "recurrent";
 
 void check_weight(const char* name, const Variable& weight, const Shape& shape, const Variable& x) {
   LOCKSTEP_CHECK(weight.defined() && weight.shape() == shape, "[recurrent] expected ", name, " of shape ", shape,
-                 ", got ", weight.defined() ? str(weight.shape()) : "nothing");
+                 ", got ", weight.defined() ? str(weight.shape()) : "nothing", "; reshape it");
   LOCKSTEP_CHECK(weight.dtype() == x.dtype() && weight.device() == x.device(), "[recurrent] expected ", name, " of ",
                  x.dtype(), " on ", x.device(), " as the input, got ", weight.dtype(), " on ", weight.device());
 }
@@ -28,15 +28,15 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
   LOCKSTEP_CHECK(x.defined() && x.dim() == 2 && is_floating(x.dtype()),
                  "[recurrent] expected a floating input (rows, in), got ",
                  x.defined() ? str(x.shape(), " ", x.dtype()) : "nothing");
-  LOCKSTEP_CHECK(!args.batch.empty(), "[recurrent] expected at least 1 step in args.batch, got none");
+  LOCKSTEP_CHECK(!args.batch.empty(), "[recurrent] expected at least 1 step in args.batch, got none; give batch sizes");
   int64_t rows = 0, last = args.batch[0];
   for (const int64_t n : args.batch) {
     LOCKSTEP_CHECK(n >= 1 && n <= last, "[recurrent] expected batch sizes >= 1 in non-increasing order, got ", n,
-                   " after ", last);
+                   " after ", last, "; sort sequences by length, the longest first");
     rows += last = n;
   }
-  LOCKSTEP_CHECK(rows == x.size(0), "[recurrent] expected ", rows, " rows, the sum of the batch sizes, got ",
-                 x.shape());
+  LOCKSTEP_CHECK(rows == x.size(0), "[recurrent] expected ", rows, " rows, the sum of the batch sizes, got ", x.shape(),
+                 "; change the input, or args.batch");
   LOCKSTEP_CHECK(w.hidden.defined() && w.hidden.dim() == 2,
                  "[recurrent] expected hidden weights of 2 dims, (G H, P) for G gates, H cells and P states");
   const bool lstm = args.cell == RecurrentCell::lstm;
@@ -57,7 +57,7 @@ Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 /// a GRU it is the input bias only: the hidden bias is added to h W^T first, because a gate multiplies that sum.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
   if (!input.defined() || !hidden.defined())
-    LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none");
+    LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none; give both");
   if (!input.defined()) return {};
   if (cell != RecurrentCell::gru) return add(input, hidden);
   const int64_t early = input.size(0) / 3 * 2;

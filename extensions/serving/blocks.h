@@ -22,8 +22,7 @@ class Blocks {
   int64_t users(int32_t block) const { return blocks_[size_t(block)].users; }    ///< sequences that use the block
   int64_t of(int64_t length) const { return (length + tokens_ - 1) / tokens_; }  ///< blocks needed for `length` tokens
 
-  /// Takes a free block for new contents: an uncached one, or else the least recently used. Error when no block is
-  /// free.
+  /// Takes a free block for new contents: an uncached one, or else the least recently used. Error if none is free.
   int32_t take();
   /// Removes one user. The contents remain cached until the block is taken.
   void release(int32_t block);

@@ -17,7 +17,7 @@ void check_triple(const char* op, const char* name, const Dims& triple, int64_t 
 
 void check_volumes(const char* op, const char* weight, const Variable& x, const Variable& w, const ConvArgs& args) {
   LOCKSTEP_CHECK(x.dim() == 5 && w.dim() == 5, "[", op, "] expected an input (N, C, D, H, W) and a weight ", weight,
-                 ", got ", x.shape(), " and ", w.shape());
+                 ", got ", x.shape(), " and ", w.shape(), "; unsqueeze() adds a missing dim");
   check_triple(op, "stride", args.stride, 1);
   check_triple(op, "padding", args.padding, 0);
   check_triple(op, "dilation", args.dilation, 1);
@@ -38,13 +38,13 @@ Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, cons
   LOCKSTEP_CHECK(args.groups >= 1 && w.size(0) % args.groups == 0 && x.size(1) == w.size(1) * args.groups,
                  "[conv3d] expected an input with ", w.size(1) * args.groups, " channels, and groups >= 1 that divide ",
                  w.size(0), " channels of the result (weight ", w.shape(), ", groups ", args.groups, "), got ",
-                 x.shape());
+                 x.shape(), "; change the weight, or groups");
   Dims out;
   for (int d = 0; d < 3; ++d) {
     const int64_t padded = x.size(d + 2) + 2 * args.padding[d], reach = args.dilation[d] * (w.size(d + 2) - 1) + 1;
     LOCKSTEP_CHECK(w.size(d + 2) >= 1 && reach <= padded,
                    "[conv3d] expected a kernel that fits the padded input, got weight ", w.shape(), ", dilation ",
-                   args.dilation, ", padding ", args.padding, " for input ", x.shape());
+                   args.dilation, ", padding ", args.padding, " for input ", x.shape(), "; use more padding");
     out.push_back((padded - reach) / args.stride[d] + 1);
   }
   const int64_t n = x.size(0), c = x.size(1), k = w.size(0), taps = w.size(2), step = args.stride[0];
@@ -70,7 +70,7 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
   check_triple(op, "output_padding", output_padding, 0);
   LOCKSTEP_CHECK(input.size(1) == weight.size(0) && args.groups >= 1 && input.size(1) % args.groups == 0, "[", op,
                  "] expected an input with ", weight.size(0), " channels, and groups >= 1 that divide them (weight ",
-                 weight.shape(), ", groups ", args.groups, "), got ", input.shape());
+                 weight.shape(), ", groups ", args.groups, "), got ", input.shape(), "; change the weight, or groups");
   Dims out;
   for (int d = 0; d < 3; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
@@ -83,7 +83,7 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
   }
   const int64_t n = input.size(0), c = input.size(1), k = weight.size(1) * args.groups, taps = weight.size(2);
   LOCKSTEP_CHECK(!bias.defined() || bias.shape() == Shape{k}, "[", op, "] expected a bias ", Shape{k}, ", got ",
-                 bias.shape());
+                 bias.shape(), "; reshape the bias");
   const Wide wide(input);  // the sum is rounded once
   const Variable x = wide(input), w = wide(weight);
   const int64_t depth = x.size(2), step = args.stride[0], length = (depth - 1) * step + 1;
@@ -112,7 +112,7 @@ Variable conv_transpose1d(const Variable& x, const Variable& w, const Variable& 
                           int64_t output_padding, int64_t dilation, int64_t groups) {
   LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
                  "[conv_transpose1d] expected an input (N, C, L) and a weight (C, K / groups, S), got ", x.shape(),
-                 " and ", w.shape());
+                 " and ", w.shape(), "; unsqueeze() adds a missing dim");
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv_transpose2d(x.unsqueeze(2), w.unsqueeze(2), bias, args, {0, output_padding}).squeeze(2);
 }

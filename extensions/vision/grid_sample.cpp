@@ -143,17 +143,17 @@ Variable grid_sample(const Variable& input, const Variable& given, const GridSam
                  "expected a floating input (N, C, H, W) or (N, C, D, H, W), got ", input.dtype(), " ", input.shape());
   LOCKSTEP_CHECK(given.dim() == input.dim() && given.size(0) == input.size(0) && given.size(-1) == dims, op,
                  "expected a grid (", input.size(0), dims == 2 ? ", P, Q, 2) " : ", O, P, Q, 3) ", "for input ",
-                 input.shape(), ", got ", given.shape());
+                 input.shape(), ", got ", given.shape(), "; reshape the grid");
   LOCKSTEP_CHECK((given.dtype() == input.dtype() || Autocast::enabled()) && given.device() == input.device(), op,
                  "expected input and grid of one dtype and device, got ", input.dtype(), " on ", input.device(),
-                 " and ", given.dtype(), " on ", given.device());
+                 " and ", given.dtype(), " on ", given.device(), "; convert or move one with .to()");
   LOCKSTEP_CHECK(
       o.mode == Resampling::linear || o.mode == Resampling::nearest || (o.mode == Resampling::cubic && dims == 2), op,
       "expected mode linear or nearest, or cubic for an input (N, C, H, W)");
   const Wide wide(input);
   const int64_t n = input.size(0), c = input.size(1);
   const int64_t pixels = numel_of(Shape(input.shape().begin() + 2, input.shape().end()));
-  LOCKSTEP_CHECK(pixels > 0, op, "expected at least one pixel, got ", input.shape());
+  LOCKSTEP_CHECK(pixels > 0, op, "expected at least one pixel, got ", input.shape(), "; leave empty images out");
   Shape shape{n, c};
   int64_t count = 1;
   for (int d = 1; d <= dims; ++d) {
@@ -184,7 +184,7 @@ Variable affine_grid(const Variable& theta, const Shape& shape, bool align_corne
       (dims == 2 || dims == 3) && is_floating(theta.dtype()) && theta.shape() == (Shape{shape[0], dims, dims + 1}),
       "[affine_grid] expected theta (N, 2, 3) for a shape (N, C, H, W), or (N, 3, 4) for (N, C, D, H, W), "
       "got ",
-      theta.shape(), " and ", shape);
+      theta.shape(), " and ", shape, "; reshape theta");
   LOCKSTEP_CHECK(*std::min_element(shape.begin() + 1, shape.end()) >= 1, "[affine_grid] expected sizes >= 1, got ",
                  shape);
   const TensorOptions options{.dtype = f64};

@@ -30,7 +30,7 @@ Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   for (int d = 0; d < 2; ++d) {
     const int64_t room = size[d] + 2 * o.padding[d] - o.dilation[d] * (o.kernel[d] - 1) - 1;
     LOCKSTEP_CHECK(room >= 0, "[", op, "] expected a kernel that fits the padded image, got kernel ", o.kernel,
-                   ", dilation ", o.dilation, ", padding ", o.padding, " for ", size);
+                   ", dilation ", o.dilation, ", padding ", o.padding, " for ", size, "; use more padding");
     windows.push_back(room / o.stride[d] + 1);
   }
   return windows;
@@ -64,7 +64,7 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
   const bool smooth = o.mode == Resampling::linear || o.mode == Resampling::cubic;
   LOCKSTEP_CHECK(is_floating(x.dtype()) && dims >= 1 && dims <= 3, op,
                  "expected a floating input (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ", x.dtype(), " ",
-                 x.shape());
+                 x.shape(), "; convert or reshape it");
   LOCKSTEP_CHECK(o.size.empty() != o.scale.empty(), op, "expected a size or a scale, got ",
                  o.size.empty() ? "neither" : "both");
   const int given = o.size.empty() ? int(o.scale.size()) : o.size.rank();
@@ -84,7 +84,7 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
                    "expected sizes >= 1 and scales > 0, got ", o.size.empty() ? str(scale) : str(o.size));
     const int64_t out = o.size.empty() ? int64_t(std::floor(double(in) * scale)) : o.size[given == 1 ? 0 : d];
     LOCKSTEP_CHECK(in >= 1 && out >= 1, op, "expected an input and a result of at least one pixel, got ", x.shape(),
-                   " and ", out, " for dim ", d + 2);
+                   " and ", out, " for dim ", d + 2, "; enlarge the input, or the size or scale");
     axes.push_back(resample_axis(in, out, o.mode, o.recompute_scale ? 0 : scale, o.align_corners, o.antialias));
   }
   return resample(x, axes);
@@ -92,7 +92,7 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
 
 Variable unfold(const Variable& x, const UnfoldOptions& o) {
   check_pairs("unfold", o);
-  LOCKSTEP_CHECK(x.dim() == 4, "[unfold] expected an input (N, C, H, W), got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 4, "[unfold] expected an input (N, C, H, W), got ", x.shape(), "; unsqueeze() it");
   const Dims size{x.size(2), x.size(3)}, windows = windows_of("unfold", size, o);
   const int64_t n = x.size(0), c = x.size(1);
   const Variable padded = pad(x, {o.padding[1], o.padding[1], o.padding[0], o.padding[0]});

@@ -15,7 +15,7 @@ int check_pooled(const char* op, const Variable& x, std::initializer_list<const 
   const int dims = x.dim() - 2;
   LOCKSTEP_CHECK(is_floating(x.dtype()) && dims >= 1 && dims <= 3, "[", op,
                  "] expected a floating input (N, C, L), (N, C, H, W) or (N, C, D, H, W), got ", x.dtype(), " ",
-                 x.shape());
+                 x.shape(), "; convert or reshape it");
   for (const Dims* option : options)
     LOCKSTEP_CHECK(option->rank() == dims, "[", op, "] expected options of ", dims, " values for input ", x.shape(),
                    ", got ", *option);
@@ -161,7 +161,7 @@ Variable max_unpool(const Variable& x, const Tensor& indices, const Dims& sizes)
   const int dims = check_pooled("max_unpool", x, {&sizes});
   LOCKSTEP_CHECK(indices.dtype() == i64 && indices.shape() == x.shape(),
                  "[max_unpool] expected i64 indices like the input ", x.shape(), ", got ", indices.dtype(), " ",
-                 indices.shape());
+                 indices.shape(), "; max pooling with indices gives them");
   Shape shape{x.size(0), x.size(1)};
   int64_t count = 1;
   for (int d = 0; d < dims; ++d) {

@@ -88,8 +88,7 @@ Parts parts_of(int64_t i, int64_t in, int64_t out, Resampling method, double ste
   return parts;
 }
 
-/// Resamples dim `d` with operations that every device has: for few taps a sum of indexed slices, else a matrix
-/// product.
+/// Resamples dim `d` with operations that every device has: for few taps a sum of slices, else a matrix product.
 Tensor composed_along(const Tensor& x, int64_t d, const ResampleAxis& axis) {
   const auto like = [&](const std::vector<double>& values, const Shape& shape) {
     return Tensor::from(values, shape).to(x.dtype()).to(x.device());

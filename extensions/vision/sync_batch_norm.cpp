@@ -69,7 +69,7 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
                          const Tensor& running_mean, const Tensor& running_var, double momentum, double eps,
                          std::shared_ptr<dist::ProcessGroup> group) {
   LOCKSTEP_CHECK(group, "[sync_batch_norm] expected a process group, got none");
-  LOCKSTEP_CHECK(input.dim() >= 2, "[sync_batch_norm] expected x (N, C, ...), got ", input.shape());
+  LOCKSTEP_CHECK(input.dim() >= 2, "[sync_batch_norm] expected x (N, C, ...), got ", input.shape(), "; unsqueeze() it");
   if (group->size() == 1) return batch_norm(input, scale, shift, running_mean, running_var, true, momentum, eps);
   const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);
   const Moments moments = moments_of_all(x.tensor(), *group);
@@ -127,7 +127,7 @@ int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* given) {
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = int(r);
   const std::shared_ptr<dist::ProcessGroup> group = parent.new_group(ranks, parent.name() + ".sync_batch_norm");
   for (nn::BatchNorm* layer : layers)
-    layer->over_batch = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
+    layer->across_ranks = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
   return int(layers.size());
 }
 

@@ -23,7 +23,7 @@ Variable sync_batch_norm(const Variable& x, const Variable& weight, const Variab
 
 /// Synchronises every BatchNorm in `module` over the ranks of `group` (default: the world). Collective: it creates a
 /// new group of these ranks, because the layers' collectives run in between DDP's. Returns the number of layers.
-/// Parameters, buffers and names do not change. To undo it, set over_batch = nullptr in each layer.
+/// Parameters, buffers and names do not change. To undo it, set across_ranks = nullptr in each layer.
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* group = nullptr);
 
 }  // namespace lockstep::parallel

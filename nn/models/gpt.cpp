@@ -104,7 +104,7 @@ LayerList GPT::layers() {
 Variable GPT::placed(const Variable& x, int64_t position) {
   const int64_t tokens = x.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", end,
-                 part ? str(", ", tokens, " on each of ", part->ranks, " ranks") : "");
+                 part ? str(", ", tokens, " on each of ", part->ranks, " ranks") : "", "; shorten the text");
   if (!position_table) return dropout(x);
   Embedding& table = *position_table;
   return dropout(add(
@@ -112,7 +112,7 @@ Variable GPT::placed(const Variable& x, int64_t position) {
 }
 
 Variable GPT::embed(const Tensor& tokens, int64_t position) {
-  LOCKSTEP_CHECK(tokens.dim() == 2, "[GPT] expected tokens (B, T), got ", tokens.shape());
+  LOCKSTEP_CHECK(tokens.dim() == 2, "[GPT] expected tokens (B, T), got ", tokens.shape(), "; unsqueeze(0) it");
   return placed(tokens_table(tokens), position);
 }
 

@@ -53,10 +53,10 @@ struct TransformerBlock : Layer<TransformerBlock> {
   bool adds(const auto& layer) const { return layer.adds() && dropout.is_identity(); }
   Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
   Variable with_fed_forward(const Variable& residual, const Variable& x) {
-    return adds(mlp) && !feed_forward ? mlp(x, residual) : dropout.added(residual, fed_forward(x));
+    return adds(mlp) && !feed_forward ? mlp(x, residual) : dropout.apply_and_add(residual, fed_forward(x));
   }
   Variable first_half(const Variable& x) {
-    return adds(attention) ? attention(norm1(x), x) : dropout.added(x, attention(norm1(x)));
+    return adds(attention) ? attention(norm1(x), x) : dropout.apply_and_add(x, attention(norm1(x)));
   }
   Variable second_half(const Variable& x) { return with_fed_forward(x, norm2(x)); }
 };

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(step_threads) step_kernel(Step step, StepPiece
 }
 
 /// Updates all tensors, unless control->skip is set. Tensors with the same options and step count share a slot. A
-/// block computes a Step from its first tensor's slot, and another one when it comes to a tensor with another slot.
+/// block computes a rule (Step) from its first tensor's slot, and another one when a tensor has another slot.
 template <class Step, class Args, class A, class G>
 __global__ void __launch_bounds__(step_threads) step_all_kernel(const StepPiece* pieces, int count, int64_t chunks,
                                                                 const StepControl* control, const StepSlot* slots) {

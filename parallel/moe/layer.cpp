@@ -187,7 +187,7 @@ Variable MoeLayer::run_experts(const Variable& rows, const std::vector<int64_t>&
   for (size_t i = 0; i < experts.size(); ++i) {
     const Variable out = experts[i]->call(rows.narrow(0, at, each[i]));
     LOCKSTEP_CHECK(out.shape() == Shape({each[i], o.width}), "[moe] expected expert ", first_expert() + int64_t(i),
-                   " to give (N, ", o.width, ") with N = ", each[i], ", got ", out.shape());
+                   " to give (N, ", o.width, ") with N = ", each[i], ", got ", out.shape(), "; keep all rows");
     outs.push_back(out);
     at += each[i];
   }
@@ -231,7 +231,7 @@ Variable MoeLayer::compute(const Variable& rows, const std::vector<int64_t>& eac
 
 Variable MoeLayer::forward(const Variable& input) {
   LOCKSTEP_CHECK(input.dim() >= 1 && input.shape().back() == o.width, "[moe] expected input (..., ", o.width, "), got ",
-                 input.shape());
+                 input.shape(), "; reshape the input, or change width");
   const int64_t tokens = input.numel() / o.width;
   const Variable x = input.reshape({tokens, o.width});
   Gate g = choose(x);

@@ -14,11 +14,11 @@ inline void check_parts(const char* op, const Variable& q, const Variable& k, co
   LOCKSTEP_CHECK(q.dim() == 4 && k.dim() == 4 && v.shape() == k.shape() && k.size(0) == q.size(0) &&
                      k.size(2) == q.size(2) && k.size(3) == q.size(3),
                  "[", op, "] expected q (B, H, T, D) and k, v (B, G, T, D) of the same tokens, got ", q.shape(), ", ",
-                 k.shape(), " and ", v.shape());
+                 k.shape(), " and ", v.shape(), "; reshape them");
   LOCKSTEP_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "[", op,
                  "] expected the heads of q to be a multiple of the heads of k, got ", q.size(1), " and ", k.size(1));
   LOCKSTEP_CHECK(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "[", op, "] expected q, k and v of one dtype, got ",
-                 q.dtype(), ", ", k.dtype(), " and ", v.dtype());
+                 q.dtype(), ", ", k.dtype(), " and ", v.dtype(), "; convert them with .to(dtype)");
 }
 
 /// Returns a random key for part `n` of a dropout mask. The random numbers of different parts are independent.

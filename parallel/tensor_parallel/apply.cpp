@@ -196,7 +196,7 @@ class Application {
 
   void check_divides(const std::string& name, const std::string& what, int64_t size) const {
     LOCKSTEP_CHECK(size % n_ == 0, "[tensor_parallel] ", quoted(name), ": expected ", what, " that the ", n_,
-                   " ranks of group ", group_.name(), " divide, got ", size);
+                   " ranks of group ", group_.name(), " divide, got ", size, "; change the number of ranks");
   }
 
   /// Returns a function that computes a layer's matrix product by column_linear().

@@ -13,7 +13,7 @@ dist::CollectiveOptions options(bool background = true) { return {.tag = "tensor
 int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
   const int d = normalize_dim(op, dim, x.dim());
   LOCKSTEP_CHECK(x.shape()[d] % group.size() == 0, "[", op, "] expected a size that ", group.size(),
-                 " ranks divide along dim ", dim, ", got ", x.shape());
+                 " ranks divide along dim ", dim, ", got ", x.shape(), "; pad it, or change the number of ranks");
   return d;
 }
 

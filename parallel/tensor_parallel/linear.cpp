@@ -16,9 +16,9 @@ namespace {
 Tensor tensor_or_none(const Variable& x) { return x.defined() ? x.tensor() : Tensor(); }
 
 void check_input(const char* op, const Variable& x, const Variable& w, bool sequence) {
-  LOCKSTEP_CHECK(w.dim() == 2, "[", op, "] expected a weight (out, in), got ", w.shape());
+  LOCKSTEP_CHECK(w.dim() == 2, "[", op, "] expected a weight (out, in), got ", w.shape(), "; reshape it");
   LOCKSTEP_CHECK(x.dim() >= (sequence ? 2 : 1) && x.size(-1) == w.size(1), "[", op, "] expected x (",
-                 sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
+                 sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape(), "; reshape the input");
 }
 
 /// Returns the weight as an ordinary tensor. Decodes a weight that is stored in another format (StoredMatrix): once,

@@ -21,7 +21,7 @@ Chunks::Chunks(const Shape& full, bool sequence, int64_t asked, Device device, c
   tokens_ = sequence ? full[dims - 2] : 1;
   outer_ = numel_of(Shape(front, front + dims - (sequence ? 2 : 1)));
   LOCKSTEP_CHECK(tokens_ % ranks_ == 0, "[reduce_scatter] expected a size that ", ranks_,
-                 " ranks divide along dim -2, got ", full);
+                 " ranks divide along dim -2, got ", full, "; pad it, or change the number of ranks");
   const int64_t rows = outer_ * tokens_;
   tokens_ /= ranks_;
   if (asked == 0) asked = device.is_cpu() ? 1 : automatic_chunks(rows);

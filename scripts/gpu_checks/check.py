@@ -290,7 +290,7 @@ def cases(checks):
     for precision, tolerance in (("f32", 0.01), ("bf16", 0.015)):
         yield f"cnn in {precision}, digits read as on the CPU", as_on_cpu(checks, "cnn", "test_accuracy", precision, tolerance)
     for precision in ("f32", "bf16"):
-        yield f"recorded steps in {precision} have the bits of others", graphs_change_nothing(checks, precision)
+        yield f"recorded steps in {precision} are bit-identical to steps that are not recorded", graphs_change_nothing(checks, precision)
     yield "golden values", lambda: golden_values(checks)
     yield from suites(checks)
     for name, families in TOOLS.items():

@@ -103,7 +103,7 @@ template <class T> struct Square {
   }
 
   // Exchanges the upper right and the lower left quarter of every block of 2 * Step rows and 2 * Step lanes. Repeats
-  // this with half of Step, down to 1.
+  // this with Step / 2, down to 1.
   template <int Step> static void exchange(Row (&rows)[side]) {
 #pragma GCC unroll 16
     for (int i = 0; i < side; ++i) {

@@ -153,7 +153,7 @@ void raise_report(int device) {
   const Report first = found;
   std::atomic_ref(found.taken).store(0, std::memory_order_release);
   fail(str("[", first.op, "] expected ", first.what, " in [0, ", first.limit, "), got ", first.value, " ",
-           first.place_name, " ", first.place));
+           first.place_name, " ", first.place, "; correct the ", first.what));
 }
 int64_t max_blocks() { return int64_t(limits().multiprocessors) * 16; }
 

@@ -78,7 +78,7 @@ void check_same_outcome(const Outcome& a, const Outcome& b) {
 
 }  // namespace
 
-TEST_CASE("state that a checkpointed piece changes in place has the bits of the plain run, nested too") {
+TEST_CASE("state that a checkpointed piece changes in place is bit-identical to the plain run, nested too") {
   using Fn = std::function<Variable(const Variable&)>;
   for (const Writer& writer : writers) {
     CAPTURE(writer.name);

@@ -54,5 +54,5 @@ TEST_CASE("gradcheck wants f64 leaves without repeated elements") {
                      "[gradcheck] expected inputs that require grad to be f64 leaves, got f32");
   CHECK_ERROR_BEGINS(gradcheck(twice, repeated), "[gradcheck] expected inputs without repeated elements");
   CHECK_ERROR_IS(gradcheck(twice, {Variable(ones({2}, {.dtype = f64}))}),
-                 "[gradcheck] expected an input that requires grad, got none");
+                 "[gradcheck] expected an input that requires grad, got none; call requires_grad_()");
 }

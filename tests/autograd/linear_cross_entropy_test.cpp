@@ -139,7 +139,7 @@ TEST_CASE(
   CHECK(apart(linear_padded(low.x, low.weight).tensor(), linear(low.x, low.weight).tensor()) <= 1e-2);
 }
 
-TEST_CASE("linear_cross_entropy: derivatives, and theirs") {
+TEST_CASE("linear_cross_entropy: first and second derivatives") {
   for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
     HeadCase c = head_case(5, 3, 4);
     c.target = Tensor::from<int64_t>({0, 3, -100, 2, 3}, {5});

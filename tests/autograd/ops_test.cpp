@@ -79,7 +79,7 @@ TEST_CASE("dividing by a number divides the gradient") {
   }
 }
 
-TEST_CASE("pointwise operations of one operand have the gradient of differences") {
+TEST_CASE("pointwise operations of one operand: gradients match finite differences") {
   manual_seed(1);
   for (const UnaryRow& op : unary_rows) {
     if (op.types == "logic") continue;
@@ -97,7 +97,7 @@ TEST_CASE("pointwise operations of one operand have the gradient of differences"
   }
 }
 
-TEST_CASE("pointwise operations of two operands have the gradient of differences") {
+TEST_CASE("pointwise operations of two operands: gradients match finite differences") {
   manual_seed(2);
   const std::vector<std::pair<Shape, Shape>> shapes = {
       {{2, 3}, {2, 3}}, {{3, 1, 5}, {4, 5}}, {{7, 3}, {}}, {{}, {5}}, {{71}, {71}}, {{1}, {4, 1}}, {{0, 2}, {1, 2}}};
@@ -121,7 +121,7 @@ TEST_CASE("pointwise operations of two operands have the gradient of differences
   }
 }
 
-TEST_CASE("operations have the gradient of differences") {
+TEST_CASE("operations: gradients match finite differences") {
   manual_seed(3);
   const Tensor index = integers({1, 0, 3, 1, 2, 2}, {2, 3}), picks = integers({2, 0, 2, 1}, {4}),
                mask = mask_of({3, 5});
@@ -273,7 +273,7 @@ TEST_CASE("operations have the gradient of differences") {
   for (const OpRow& row : rows) check_row(row);
 }
 
-TEST_CASE("gradients at zeros and ties are PyTorch's") {
+TEST_CASE("gradients at zeros and ties match PyTorch") {
   const auto grads = [](std::initializer_list<double> values, const Shape& shape, auto fn) {
     const Variable x(Tensor::from<double>(values, shape), true);
     sum(fn(x)).backward();
@@ -376,11 +376,11 @@ TEST_CASE("wrong arguments are named") {
   CHECK_ERROR_IS(
       attention_packed(x, 2),
       "[attention_packed] expected head counts >= 1 and qkv (B, T, C) with C a multiple of 6 heads (query, key and "
-      "value), got (64, 5)");
+      "value), got (64, 5); change the head counts, or the last size");
   CHECK_ERROR_IS(embedding(x, integers({0}, {1}), 64), "[embedding] expected padding_index in [-1, 64), got 64");
 }
 
-TEST_CASE("convolutions and pools have the gradient of differences, whatever their options") {
+TEST_CASE("convolutions and pools: gradients match finite differences, whatever their options") {
   manual_seed(7);
   // All pairs of options for rows and columns: the options of columns are taken from another row.
   struct One {

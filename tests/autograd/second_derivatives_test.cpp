@@ -21,7 +21,7 @@ const GradOptions recorded{.create_graph = true};
 
 }  // namespace
 
-TEST_CASE("second derivatives: a chain of them is that of the function") {
+TEST_CASE("second derivatives: a chain of operations matches the function") {
   const Variable x = f64_leaf({0.5, -1.25, 2});
   Variable y = sum(mul(square(square(x)), tanh(x)));
   std::vector<Variable> derivatives;

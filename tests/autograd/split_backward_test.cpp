@@ -30,7 +30,7 @@ std::vector<Variable> weights() {
 
 }  // namespace
 
-TEST_CASE("split backward: the bits of one backward, for inputs at once and weights later") {
+TEST_CASE("split backward: bit-identical to one backward, for inputs at once and weights later") {
   for (const bool recompute : {false, true}) {
     const auto full = weights(), parts = weights();
     const Tensor data = randn({5, 8});

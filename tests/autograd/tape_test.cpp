@@ -94,7 +94,7 @@ TEST_CASE("NoGrad, EnableGrad, detach and requires_grad_(false)") {
   CHECK_ERROR(y.requires_grad_(false), "'mul_scalar'");
 }
 
-TEST_CASE("hooks see, replace and are removed; leaves tell when they are complete") {
+TEST_CASE("hooks read and replace gradients, and can be removed; leaves report when they are complete") {
   Variable x = leaf({1}), w = leaf({5});
   Variable y = x * w;
   std::vector<std::string> events;

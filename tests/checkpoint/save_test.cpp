@@ -211,7 +211,7 @@ TEST_CASE("save: the state of all ranks is checked before anything is written") 
   }
 }
 
-TEST_CASE("save: tags and folders that differ; tags that are none") {
+TEST_CASE("save: tags and folders that differ; invalid tags") {
   TempDir dir;
   Warnings warnings;
   const auto attempt = [&](TagValidation validation) {

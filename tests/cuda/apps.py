@@ -146,7 +146,7 @@ with tempfile.TemporaryDirectory() as folder:
               shared.stderr)
         exact = ranks("cuda", "ranks-exact", LOCKSTEP_NCCL_EXACT="1")
         same = saved(d / "ranks-exact") == saved(d / "ranks-shared") != []
-        check("gpt: exact sums by NCCL have the bits of sums on the host", exact.returncode == 0 and same, exact.stderr)
+        check("gpt: exact sums by NCCL are bit-identical to sums on the host", exact.returncode == 0 and same, exact.stderr)
         for name, what, more in (("eager", "zero unit", ["--no-graph"]), ("replayed", "replay of 1 collective)", [])):
             broken = ranks("cuda", "ranks-broken-" + name, *more, LOCKSTEP_FAKE_NCCL_FAIL="18")
             check(f"gpt: an error of NCCL ends the job with the call, {name}", broken.returncode != 0 and "[nccl] call " in broken.stderr and what in broken.stderr and "failed in group world: internal error" in broken.stderr, broken.stderr)

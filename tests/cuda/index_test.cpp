@@ -119,7 +119,7 @@ TEST_CASE("cuda: triangles") {
   }
 }
 
-TEST_CASE("cuda: random numbers have the CPU's bits") {
+TEST_CASE("cuda: random numbers are bit-identical to the CPU's") {
   const PhiloxKey key{0x123456789abcdefull, 0xfedcba9876543210ull};
   for (const int64_t n : {0, 1, 2, 3, 31, 33, 1000, 4099}) {
     for (const int64_t shift : {0, 1}) {

@@ -1,5 +1,6 @@
 // Faults in NCCL collectives: every rank gets the same error in time, with the call named; the results of failed calls
 // are never returned.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 #include <nccl.h>
 

@@ -51,7 +51,7 @@ bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > max_ra
 
 }  // namespace
 
-TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run as they are") {
+TEST_CASE("nccl graphs: recorded steps of several ranks are bit-identical to steps that are not recorded") {
   struct Row {
     const char* name;
     Plan plan;
@@ -325,7 +325,7 @@ TEST_CASE("nccl graphs: evaluations between steps of slices and stages") {
   }
 }
 
-TEST_CASE("nccl graphs: ranks that share a device run steps as they are") {
+TEST_CASE("nccl graphs: ranks that share a device do not record steps") {
   for (const char* parallel : {"", "pp2"}) {
     const Results r =
         on_ranks<Result>(2, [=](int) { return train(small({.steps = 3, .parallel = parallel}), true, device_of(0)); });

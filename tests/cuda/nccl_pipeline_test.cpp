@@ -1,4 +1,5 @@
-// Pipeline stages on devices of their own: NCCL carries their messages, and the results have the bits of one device.
+// Pipeline stages on devices of their own: NCCL carries their messages, and the results are bit-identical to those of
+// one device.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -88,7 +89,8 @@ const SplitBy uniform = SplitBy::parse("uniform");
 
 }  // namespace
 
-TEST_CASE("nccl pipeline: the bits of one device, for every schedule, by NCCL, by the host and where ranks share") {
+TEST_CASE(
+    "nccl pipeline: bit-identical to one device, for every schedule, by NCCL, by the host and with shared devices") {
   const Tensors one = train_stages({1, {.micro_batches = 8}, "auto"});
   const auto pairs = [](int rank) { return device_of(rank / 2); };
   std::vector<StagePlan> plans{
@@ -210,7 +212,7 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
   }
 }
 
-TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams, are no circle of waits") {
+TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams, are not taken for a deadlock") {
   check_ranks(2,
               [](int rank) {
                 const Device device = device_of(rank);

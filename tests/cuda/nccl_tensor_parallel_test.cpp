@@ -1,5 +1,5 @@
-// Tensor parallelism on devices: products in chunks have the bits of whole ones under every stream policy and with all
-// features of training combined, and their collectives overlap with the products.
+// Tensor parallelism on devices: products in chunks are bit-identical to whole ones under every stream policy and with
+// all features of training combined, and their collectives overlap with the products.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -114,7 +114,7 @@ std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
 
 }  // namespace
 
-TEST_CASE("nccl, tensor parallel: products in chunks have the bits of whole ones in every order") {
+TEST_CASE("nccl, tensor parallel: products in chunks are bit-identical to whole ones in every order") {
   const ExactSums exact;
   struct Order {
     fake::Policy streams;

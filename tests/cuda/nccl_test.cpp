@@ -65,7 +65,7 @@ TEST_CASE("nccl: every collective over processes") {
   check_ranks(thread_sanitized ? 2 : 3, body, {.kind = Kind::processes});
 }
 
-TEST_CASE("nccl: exact sums have the bits of the CPU's; NCCL's own are near them, and equal on all ranks") {
+TEST_CASE("nccl: exact sums are bit-identical to the CPU's; NCCL's own are near them, and equal on all ranks") {
   for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 5, 8}) {
     CAPTURE(n);
     check_ranks(n, [n](int rank) {

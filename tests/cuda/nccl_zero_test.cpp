@@ -29,7 +29,7 @@ ZeroOptions options(int stage, Offload state = Offload::none, Offload shards = O
 }  // namespace
 
 TEST_CASE(
-    "nccl: every stage of ZeRO, with state and shards on the device, on the host and in files: the bits of one "
+    "nccl: every stage of ZeRO, with state and shards on the device, on the host and in files: bit-identical to one "
     "device") {
   const EnvironmentVariable exact("LOCKSTEP_NCCL_EXACT", "1");  // NCCL sums in the order of the CPU's backend
   // Under ThreadSanitizer a row takes a minute: only one row of each kind.
@@ -192,7 +192,8 @@ TEST_CASE("nccl: a graph of ZeRO 3 holds the parameters gathered at a time, not 
   CHECK_MESSAGE(each >= matrix / 4, each);  // the gradient, of which a rank holds a quarter
 }
 
-TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, skips and loss scale and all") {
+TEST_CASE(
+    "nccl: a step of ZeRO in a graph is bit-identical to one that is not, skipped steps and loss scale included") {
   for (const DType dtype : {f32, bf16, f16}) {
     for (const int stage : {0, 1, 2, 3}) {
       CAPTURE(dtype);

@@ -261,7 +261,7 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
   }
 }
 
-TEST_CASE("cuda: optimizer steps have the CPU's bits") {
+TEST_CASE("cuda: optimizer steps are bit-identical to the CPU's") {
   check_steps([](const auto& compare) {
     Tensor none;
     for (const bool decoupled : {false, true}) {

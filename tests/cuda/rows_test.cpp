@@ -115,7 +115,7 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
             check_kernel({what + (adds ? " gradient" : " gradient alone"), bound * 2}, kernels::add_norm_grad, g,
                          adds ? add : Tensor(), sum, mean, rstd, w, args, Out{out}, Out{p > 0 ? out : Tensor()}, Out{w},
                          Out{b}, Out{w});
-          // The fused kernels have the bits of the separate ones, also if the gradient is accumulated in place.
+          // The fused kernels are bit-identical to the separate ones, also if the gradient is accumulated in place.
           const auto on = [](const Tensor& t) { return like_on(t, cuda0); };
           const auto fresh = [](const Tensor& t) { return t.defined() ? empty(t.shape(), {t.dtype(), cuda0}) : t; };
           Tensor sums[2] = {fresh(x), fresh(x)}, outs[2] = {fresh(x), fresh(x)}, m[2] = {fresh(mean), fresh(mean)},

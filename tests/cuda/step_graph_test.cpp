@@ -18,7 +18,8 @@ const Device cuda0{Device::Type::cuda, 0};
 
 }  // namespace
 
-TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every stage, dtype and way of counting") {
+TEST_CASE(
+    "step graphs: bit-identical to steps run one by one, with dropout, in every stage, dtype and way of counting") {
   struct Row {
     const char* name;
     Plan plan;
@@ -110,7 +111,7 @@ TEST_CASE("step graphs: a checkpoint in the middle, saved and resumed with them 
   }
 }
 
-TEST_CASE("step graphs: steps that run as they are, and why") {
+TEST_CASE("step graphs: steps that are not recorded, and why") {
   struct Row {
     Plan plan;
     const char* reason;

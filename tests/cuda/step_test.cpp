@@ -29,11 +29,11 @@ std::vector<NamedRule> step_rules() {
 
 }  // namespace
 
-TEST_CASE("cuda: a step over all parameters has the CPU's bits, for every rule and dtype") {
+TEST_CASE("cuda: a step over all parameters is bit-identical to the CPU's, for every rule and dtype") {
   check_together(step_rules());
 }
 
-TEST_CASE("cuda: a clipped step has the bits of unscale_, clip_grad_norm and step after each other") {
+TEST_CASE("cuda: a clipped step is bit-identical to unscale_, clip_grad_norm and step after each other") {
   check_clipped(step_rules());
 }
 
@@ -76,7 +76,7 @@ TEST_CASE("cuda: a step over many parameters, clipped and unscaled, is at most s
 }
 #endif
 
-TEST_CASE("cuda: a recorded step has the bits of one that is not: rates, step numbers, skipped steps, two graphs") {
+TEST_CASE("cuda: a recorded step is bit-identical to one that is not: rates, step numbers, skipped steps, two graphs") {
   check_recorded(step_rules());
 }
 

@@ -20,7 +20,7 @@ bool same_numbers(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("unscale_, find_nonfinite: as the CPU does it, for any number, size and mix of dtypes") {
+TEST_CASE("unscale_, find_nonfinite: match the CPU, for any number, size and mix of dtypes") {
   const Device cuda0{Device::Type::cuda, 0};
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
   for (const int count : {0, 1, 5, 70, 200}) {

@@ -1,4 +1,5 @@
 // Files and JSON: atomic writes under every fault, limits, and what strict parsing rejects.
+// A number in a test's name is a row of docs/faults.md.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
 // Image sets: IDX (plain, gzip, hostile), MNIST folders, CIFAR-10, drawn digits.
+// A number in a test's name is a row of docs/faults.md.
 #include <zlib.h>
 
 #include "data/files.h"

@@ -1,4 +1,5 @@
 // Datasets and DataLoader: order, workers, errors and exact resuming.
+// A number in a test's name is a row of docs/faults.md.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
 // Samplers: PyTorch's golden numbers, and independence of the number of ranks.
+// A number in a test's name is a row of docs/faults.md.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -11,7 +12,7 @@
 using namespace lockstep;
 using namespace lockstep::data;
 
-TEST_CASE("DistributedSampler gives PyTorch's indices") {
+TEST_CASE("DistributedSampler: indices match PyTorch") {
   const SafeTensors file = SafeTensors::open(golden("sampler.safetensors"));
   int cases = 0;
   const Json rows = parse_json(file.metadata().at("cases"), "sampler.safetensors");

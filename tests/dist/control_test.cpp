@@ -1,5 +1,6 @@
 // The control plane of a job, as its ranks see it: the store, every kind of failure with its message and time limit,
 // and leaving.
+// A number in a test's name is a row of docs/faults.md.
 #include "dist/control.h"
 
 #include <doctest/doctest.h>

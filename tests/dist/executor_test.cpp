@@ -1,4 +1,5 @@
 // The executor: rejected programs, results and traffic over every transport, and ranks that misbehave.
+// A number in a test's name is a row of docs/faults.md.
 #include "dist/executor.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,5 @@
 // Faults of real processes: the error on the other ranks, how soon it comes, and that nothing is left behind.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
 // Process groups: the shared body over every transport, the errors when ranks disagree, and order under random delays.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -286,7 +287,7 @@ TEST_CASE("group: worlds of this process and of its threads") {
                  "[init] expected one call, got a second one; call shutdown() first"));
 }
 
-TEST_CASE("group: random collectives under random delays give the bits of a calm run") {
+TEST_CASE("group: random collectives under random delays are bit-identical to a run without delays") {
   // All ranks draw the same calls; delays and the choice of asynchronous calls differ by rank.
   const auto run = [](bool chaos) {
     std::vector<float> result;

@@ -1,6 +1,7 @@
 // Errors when another rank calls a different collective, or is gone: they name the cause, and arrive immediately
 // whatever the heartbeat is. The other ranks may have left already, because a rank that only sends completes a call
 // early.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -1,4 +1,5 @@
 // How ranks find their job, and why a rank is rejected.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>

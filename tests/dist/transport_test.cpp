@@ -228,7 +228,7 @@ TEST_CASE("transport: unreachable addresses are rejected with a remedy") {
   CHECK(contains(errors[0], "expected LOCKSTEP_TCP_STREAMS to be a number from 1 to 64, got 'many'"));
 }
 
-TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the others") {
+TEST_CASE("transport: unauthenticated connections get nowhere, and do not disturb the others") {
   Seats seats(2, "tcp");
   const auto errors = seats.run([&](int rank, Control& control, Transport& transport) {
     if (rank == 1) {

@@ -1,4 +1,5 @@
 // Foreign or damaged bytes: frames by themselves, and strangers that connect to the port of a running job.
+// A number in a test's name is a row of docs/faults.md.
 #include "dist/wire.h"
 
 #include <doctest/doctest.h>

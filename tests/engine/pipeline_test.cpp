@@ -59,7 +59,7 @@ EngineBase make_engine(int stages, const Config& config) {
 
 }  // namespace
 
-TEST_CASE("pipeline engine: a list of layers has the bits of one rank in any stages, also one without parameters") {
+TEST_CASE("pipeline engine: a list of layers is bit-identical to one rank in any stages, also without parameters") {
   const auto run = [](int ranks, int stages, int zero) {
     return merged(on_ranks<Tensors>(ranks, [&](int) {
       EngineBase e = make_engine(stages, config_of(zero, 8 * stages / ranks));

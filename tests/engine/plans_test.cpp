@@ -1,5 +1,5 @@
-// Models trained under every plan must have the bits of one process, or nearly its numbers if the plan splits sums. So
-// must runs that start from another plan's checkpoint. A row is a model, a plan, a dtype, and other settings.
+// Models trained under every plan must be bit-identical to one process, or nearly its numbers if the plan splits sums.
+// So must runs that start from another plan's checkpoint. A row is a model, a plan, a dtype, and other settings.
 #include "data/safetensors.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tests/engine/training.h"
@@ -106,7 +106,7 @@ TEST_CASE("plans: an engine in one process trains as a loop written by hand") {
   }
 }
 
-TEST_CASE("plans: any replicas, stage of ZeRO, accumulation and dtype have the bits of one process") {
+TEST_CASE("plans: any replicas, stage of ZeRO, accumulation and dtype are bit-identical to one process") {
   std::vector<Row> rows;
   for (const DType dtype : {f32, bf16, f16})
     for (const int64_t micros : {4, 8})
@@ -122,7 +122,8 @@ TEST_CASE("plans: any replicas, stage of ZeRO, accumulation and dtype have the b
   check_rows(rows);
 }
 
-TEST_CASE("plans: stages under any schedule have the bits of one process, with a warm-up and scales that overflow") {
+TEST_CASE(
+    "plans: stages under any schedule are bit-identical to one process, with a warm-up and scales that overflow") {
   const auto with = [](const char* schedule, int64_t interval = 0) {
     return [=](Config& c) {
       scale_of(22, 2)(c);

@@ -245,7 +245,7 @@ std::vector<std::string> said_on_ranks(int ranks, const std::function<std::strin
 
 }  // namespace
 
-TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again are those of one process") {
+TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again match one process") {
   for (const bool full : {true, false}) {  // every stage must train something: false leaves the biases trained
     const Tensors one = train_in_phases(by_one_process, 0, full);
     std::vector<Wrapper> all = wrappers;

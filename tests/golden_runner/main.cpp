@@ -49,7 +49,7 @@ double Case::number(const std::string& key) const {
 }
 double Case::number(const std::string& key, double otherwise) const {
   const Json* value = arg(key);
-  if (!value) return otherwise;
+  if (!value) return default_value;
   if (value->is_string() && value->as_string() == "inf") return INFINITY;
   if (value->is_string() && value->as_string() == "-inf") return -INFINITY;
   return value->as_number(name_ + ": " + key);

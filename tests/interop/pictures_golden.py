@@ -3,7 +3,7 @@
 
 pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: extensions/vision/tests/golden)
 
-files.safetensors has what Pillow reads from each file; changes.safetensors has a picture and torchvision's results
+files.safetensors has what Pillow reads from each file; transforms.safetensors has a picture and torchvision's results
 (Pillow's, if u8 is resized); written.safetensors has two pictures and the bytes of the JPEG files that Pillow writes, by
 quality. The C++ side of the comparison is extensions/vision/tests/pictures_test.cpp. Needs `pip install torch
 torchvision numpy pillow safetensors`.
@@ -107,7 +107,7 @@ def make_written(folder):
     save(folder, "written", made)
 
 
-def make_changes(folder):
+def make_transforms(folder):
     u8 = torch.from_numpy(smooth(17, 23, 3, 8).transpose(2, 0, 1).copy())
     f32 = (u8.float() / 255 * 0.9 + 0.05)
     made = {"u8": u8, "f32": f32}
@@ -140,7 +140,7 @@ def make_changes(folder):
     made["dark"], made["equalize_dark_u8"] = dark, F.equalize(dark)
     made["normalize_f32"] = F.normalize(f32, [0.4, 0.5, 0.6], [0.2, 0.25, 0.3])
     made["to_tensor"] = F.convert_image_dtype(u8, torch.float32)
-    save(folder, "changes", {name: np.ascontiguousarray(x.numpy()) for name, x in made.items()})
+    save(folder, "transforms", {name: np.ascontiguousarray(x.numpy()) for name, x in made.items()})
 
 
 if __name__ == "__main__":
@@ -148,4 +148,4 @@ if __name__ == "__main__":
     place.mkdir(parents=True, exist_ok=True)
     make_files(place)
     make_written(place)
-    make_changes(place)
+    make_transforms(place)

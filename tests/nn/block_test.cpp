@@ -40,7 +40,7 @@ std::vector<Tensor> results_of(const nn::TransformerBlock::Options& o, DType dty
 
 }  // namespace
 
-TEST_CASE("block: sums and norms in one pass have the bits of one after the other") {
+TEST_CASE("block: a fused sum and norm is bit-identical to the sum and then the norm") {
   for (const DType dtype : {f32, bf16, f16, f64}) {
     for (const double dropout : {0., 0.3}) {
       for (const nn::Norm::Kind kind : {nn::Norm::layer, nn::Norm::rms}) {

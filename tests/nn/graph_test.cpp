@@ -37,7 +37,7 @@ Tensor batch(int step) { return arange(0, 20, 1, {.dtype = f32}).view({4, 5}) * 
 
 }  // namespace
 
-TEST_CASE("graph: a training step replayed has the bits of the step itself") {
+TEST_CASE("graph: a replayed training step is bit-identical to the step itself") {
   const Tensor target = full({4}, 1, {.dtype = i64});
   std::vector<double> eager, replayed;
   std::vector<Tensor> ends;

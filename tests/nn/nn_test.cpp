@@ -164,7 +164,7 @@ TEST_CASE("layers reject invalid options and inputs") {
                  "at most 4 tokens"));
 }
 
-TEST_CASE("initialisation has PyTorch's bounds") {
+TEST_CASE("initialisation: bounds match PyTorch") {
   manual_seed(3);
   Linear layer({.in = 100, .out = 200});
   CHECK(amax(abs(layer.weight.tensor())).item() <= 0.1);

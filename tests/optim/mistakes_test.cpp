@@ -15,7 +15,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
   nn::Linear layer({.in = 4, .out = 3});
   CHECK_ERROR_IS(add(ones({2, 3}), ones({2, 4})), "[add] expected shapes that broadcast, got (2, 3) and (2, 4)");
   CHECK_ERROR_IS(x.t().view({6}),
-                 "[view] cannot show shape (3, 2) with strides (1, 3) as (6) without a copy (use reshape)");
+                 "[view] cannot view shape (3, 2) with strides (1, 3) as (6) without a copy; use reshape");
   CHECK_ERROR_IS(x.reshape({4, 2}),
                  "[reshape] expected a shape of 6 elements (one size may be -1) for (2, 3), got (4, 2)");
   CHECK_ERROR_IS(softmax(x, 2), "[softmax] expected a dim from -2 to 1, got 2");
@@ -55,7 +55,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
   CHECK_ERROR_IS(
       nn::Conv2d({.in = 1, .out = 1, .kernel = 5})(Variable(ones({1, 1, 3, 3}))),
       "[conv2d] expected a kernel that fits the padded input, got weight (1, 1, 5, 5), dilation (1, 1), padding (0, "
-      "0) for input (1, 1, 3, 3)");
+      "0) for input (1, 1, 3, 3); use more padding, or a smaller kernel");
   CHECK_ERROR_IS(optim::SGD({w}, {.lr = -1}), "[SGD] expected lr in [0, inf), got -1");
   CHECK_ERROR_IS(optim::AdamW(std::vector<Variable>{}, {}),
                  "[AdamW] expected at least one parameter, got an empty list; name the model's layers in its fields()");

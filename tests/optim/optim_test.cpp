@@ -78,7 +78,7 @@ TEST_CASE("groups have options of their own, turned by name") {
   CHECK_ERROR(optimizer.get(0, "momentun"), "got 'momentun'");
 }
 
-TEST_CASE("optimizers refuse bad parameters, options and states") {
+TEST_CASE("optimizers reject invalid parameters, options and states") {
   Variable w(ones({2, 2}), true);
   const auto bad_state = [&] {
     SGD a({w}, {.lr = 0.1, .momentum = 0.9});
@@ -174,7 +174,7 @@ TEST_CASE("every user of a gradient rejects one whose shape, dtype or device dif
   }
 }
 
-TEST_CASE("norms of 16-bit gradients are taken wide") {
+TEST_CASE("norms of 16-bit gradients are computed in f32") {
   for (const DType dtype : {f16, bf16, f32}) {
     for (const double type : {2., 1., 3., double(INFINITY)}) {
       Variable a(zeros({2}).to(dtype), true), b(zeros({1}).to(dtype), true);
@@ -190,7 +190,7 @@ TEST_CASE("norms of 16-bit gradients are taken wide") {
   CHECK(grad_norm({many}) == doctest::Approx(std::sqrt(1000.)).epsilon(1e-7));
 }
 
-TEST_CASE("scalers refuse wrong order and a scale at its minimum, and go on from a state") {
+TEST_CASE("scalers reject calls in the wrong order and a scale at its minimum, and go on from a state") {
   Variable w(ones({1}), true);
   SGD optimizer({w}, {.lr = 1});
   GradScaler scaler;

@@ -48,7 +48,8 @@ struct Odd : nn::Layer<Odd> {
 
 }  // namespace
 
-TEST_CASE("activation checkpoints: every option has the bits of the plain run, dropout included, at 1, 2 and 4 ranks") {
+TEST_CASE(
+    "activation checkpoints: every option is bit-identical to the plain run, dropout included, at 1, 2 and 4 ranks") {
   struct Row {
     const char* name;
     CheckpointOptions options;

@@ -63,7 +63,7 @@ std::vector<Tensor> gradients_of(nn::Module& module) {
 
 }  // namespace
 
-TEST_CASE("a batch is cut as torch.chunk cuts it") {
+TEST_CASE("a batch is split as by torch.chunk") {
   const struct {
     int64_t n, k;
     std::vector<int64_t> sizes;
@@ -127,7 +127,7 @@ TEST_CASE("outputs, loss and gradients equal those on one device") {
         REQUIRE(one.size() == many.size());
         for (size_t i = 0; i < one.size(); ++i) {
           CHECK(many[i].device() == cpu);
-          CHECK(testing::apart(one[i], many[i]) < 1e-6);
+          CHECK(testing::max_difference(one[i], many[i]) < 1e-6);
           CHECK(equal(many[i], again[i]));  // the number of threads does not change the order of sums
         }
       }
@@ -155,10 +155,10 @@ TEST_CASE("training goes on as on one device, over steps, accumulation and two o
     ends.emplace_back();
     for (const Variable& p : net.parameters()) ends.back().push_back(p.tensor());
   }
-  for (size_t i = 0; i < ends[0].size(); ++i) CHECK(testing::apart(ends[0][i], ends[1][i]) < 1e-5);
+  for (size_t i = 0; i < ends[0].size(); ++i) CHECK(testing::max_difference(ends[0][i], ends[1][i]) < 1e-5);
 }
 
-TEST_CASE("inputs: containers are walked, other objects shared, short of a batch refused") {
+TEST_CASE("inputs: containers are split, other objects shared, and inputs shorter than the batch rejected") {
   const Devices two(2);
   using Map = std::map<std::string, Variable>;
   const Tensor x = arange(12).to(f32).view({4, 3}), labels = arange(4);
@@ -205,7 +205,7 @@ TEST_CASE("inputs: containers are walked, other objects shared, short of a batch
        [&](auto& dp, auto&) { CHECK(equal(dp(x.t()).tensor(), x.t())); });
 }
 
-TEST_CASE("outputs: containers, scalars, other places") {
+TEST_CASE("outputs: containers, scalars, other devices") {
   const Devices three(3);
   const Tensor x = arange(7).to(f32);
   with(
@@ -360,9 +360,10 @@ TEST_CASE("a GPT with tied weights, dropout and checkpoints is gradient accumula
   }
   for (size_t way = 1; way < 4; ++way) {
     REQUIRE(results[way].size() == results[0].size());
-    for (size_t i = 0; i < results[0].size(); ++i) CHECK(testing::apart(results[0][i], results[way][i]) < 1e-6);
+    for (size_t i = 0; i < results[0].size(); ++i)
+      CHECK(testing::max_difference(results[0][i], results[way][i]) < 1e-6);
   }
-  for (size_t i = 0; i < results[1].size(); ++i) CHECK(testing::apart(results[1][i], results[2][i]) < 1e-7);
+  for (size_t i = 0; i < results[1].size(); ++i) CHECK(testing::max_difference(results[1][i], results[2][i]) < 1e-7);
 }
 
 TEST_CASE("frozen, unused and shared parameters; low precision; gradients without .grad") {
@@ -376,7 +377,7 @@ TEST_CASE("frozen, unused and shared parameters; low precision; gradients withou
   CHECK(net.hidden.weight.grad().defined());
   const std::vector<Variable> direct = grad(sum(model(x)), {net.head.weight}),
                               plain = grad(sum(net(x)), {net.head.weight});
-  CHECK(testing::apart(direct[0].tensor(), plain[0].tensor()) < 1e-6);
+  CHECK(testing::max_difference(direct[0].tensor(), plain[0].tensor()) < 1e-6);
   with([](auto& m, const Variable& a) { return a.device().index == 0 ? a * 2.0 : a * m.w; }, {},
        [&](auto& dp, auto& module) {  // only the second replica uses w
          sum(dp(ones({4, 3}))).backward();
@@ -445,7 +446,7 @@ TEST_CASE("wrong options and factories") {
       DataParallel(small, [] { return nn::Linear({.in = 2, .out = 4}); }),
       "[DataParallel] expected the factory to make a module of the same structure: the module has parameter weight "
       "(3, 2), "
-      "the replica for cpu:1 has parameter weight (4, 2)");
+      "the replica for cpu:1 has parameter weight (4, 2); use the module's options in the factory");
   CHECK_ERROR(DataParallel(small, [] { return nn::Linear({.in = 2, .out = 3, .bias = false}); }),
               "the module has parameter bias (3), the replica for cpu:1 has nothing more");
   DataParallel model(small, [] { return nn::Linear({.in = 2, .out = 3}); });
@@ -509,7 +510,7 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
   }
 }
 
-TEST_CASE("a tutorial's scripts as printed: what cannot be meant is an error or a warning") {
+TEST_CASE("a tutorial's scripts as printed: invalid calls are an error or a warning") {
   const Devices two(2);
   manual_seed(6);
   nn::Linear model({.in = 5, .out = 2});

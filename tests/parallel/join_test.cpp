@@ -1,4 +1,5 @@
 // Uneven inputs: ranks that run out of data join the others' collectives until all are done.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 
 #include "optim/optim.h"

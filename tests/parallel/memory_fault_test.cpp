@@ -1,5 +1,6 @@
 // Out of memory: the k-th allocation of a training step fails, for k = 1, 2, ... until a step succeeds. Every rank
 // throws the error, nothing leaks, and the next step works.
+// A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 
 #include "optim/optim.h"
@@ -95,7 +96,8 @@ TEST_CASE("faults 31: out of memory in a rank that is a process ends the job in 
   CHECK(failures > 8);
 }
 
-TEST_CASE("faults 31: out of memory in a step of one process: the same step again gives the bits of a calm one") {
+TEST_CASE(
+    "faults 31: out of memory in a step of one process: the step run again is bit-identical to an undisturbed one") {
   const int before_devices = device_count();
   for (const int devices : {1, 2}) {
     set_virtual_devices(devices);

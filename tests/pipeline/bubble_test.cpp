@@ -42,7 +42,7 @@ Variable any_loss(const Values& out, const std::vector<Tensor>&) { return mean(o
 
 }  // namespace
 
-TEST_CASE("pipeline bubble: measured, it is the formula's") {
+TEST_CASE("pipeline bubble: the measured bubble matches the formula") {
   struct Row {
     ScheduleKind kind;
     int stages, micro_batches, replicas;

@@ -104,7 +104,8 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
 }
 
 TEST_CASE(
-    "pipeline: the bits of one process, for every schedule, number of stages and copies, with dropout, tied layers and "
+    "pipeline: bit-identical to one process, for every schedule, number of stages and copies, with dropout, tied "
+    "layers and "
     "tensors of several dtypes") {
   const Tensors one = reference(8);
   CHECK(one.size() == 10);

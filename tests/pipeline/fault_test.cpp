@@ -57,7 +57,7 @@ void check_all(const std::vector<std::string>& found, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
+TEST_CASE("pipeline faults: invalid options are rejected on all ranks") {
   struct Row {
     int ranks, layers;
     EngineOptions options;
@@ -242,7 +242,7 @@ TEST_CASE("pipeline faults: a stage that dies or throws is named by all others")
   }
 }
 
-TEST_CASE("pipeline faults: stages that compute for long, with receives posted ahead, are no circle of waits") {
+TEST_CASE("pipeline faults: stages that compute for long, with receives posted ahead, are not taken for a deadlock") {
   // While rank 0 computes, its posted receive of a gradient waits for rank 1, and vice versa.
   dist::spawn(2,
               [](int rank) {

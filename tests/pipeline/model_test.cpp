@@ -131,7 +131,8 @@ Tensors full_model(const Row& row) {
 
 }  // namespace
 
-TEST_CASE("models by their layers: every cut has the bits of the whole model, and each stage memory for its own") {
+TEST_CASE(
+    "models by their layers: every cut is bit-identical to the whole model, and each stage holds only its own layers") {
   for (const Row& row : model_rows) {
     const Tensors expected = full_model(row);
     for (int cut = 1; cut < int(row.layers); ++cut) {

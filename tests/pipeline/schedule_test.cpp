@@ -109,7 +109,7 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
                  "deadlock: rank 0 waits, before it sends the activation of micro-batch 6, stage 0, until"));
 }
 
-TEST_CASE("pipeline schedules: idle as long as the formula says") {
+TEST_CASE("pipeline schedules: idle time matches the formula") {
   struct Row {
     ScheduleKind kind;
     std::vector<StageCosts> costs;
@@ -182,7 +182,7 @@ TEST_CASE("pipeline schedules: where the stages lie, and names") {
   }
 }
 
-TEST_CASE("pipeline schedules: wrong lists are found wrong") {
+TEST_CASE("pipeline schedules: the checker rejects wrong lists") {
   const PipelineSchedule good = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
   const auto errors = [](const PipelineSchedule& s) {
     std::string all;

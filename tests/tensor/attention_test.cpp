@@ -429,7 +429,7 @@ TEST_CASE("some of the heads lose the weights that they lose among all") {
   }
 }
 
-TEST_CASE("attention holds no T x S matrix") {
+TEST_CASE("attention allocates no T x S matrix") {
   const int64_t T = 2048, D = 16;
   const Tensor q = random_tensor({1, 2, T, D}, f32, 1);
   const int64_t before = memory_report().total.current;

@@ -1,4 +1,4 @@
-// Products of linear layers: with bias, activation and residual, and into given memory.
+// Products of linear layers: with bias, activation and residual, and written to memory that the caller gives.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ TEST_CASE("linear: bias, activation and the value before it") {
         }
 }
 
-TEST_CASE("linear with an activation has the bits of the two operations") {
+TEST_CASE("linear with an activation is bit-identical to linear followed by it; gelu_tanh only on the CPU") {
   const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
   const Tensor pre = linear(x, w, bias);
   CHECK(equal(linear(x, w, bias, Activation::relu), relu(pre)));
@@ -54,7 +54,7 @@ TEST_CASE("linear with an activation has the bits of the two operations") {
   CHECK(equal(linear(x, w, bias, Activation::silu), silu(pre)));
 }
 
-TEST_CASE("linear_add: the residual is added to sums in f32, and on the CPU that is rounded once") {
+TEST_CASE("linear_add adds the residual to sums in f32; on the CPU the result is rounded only once") {
   struct Row {
     Shape x;
     int64_t units;
@@ -82,19 +82,20 @@ TEST_CASE("linear_add: the residual is added to sums in f32, and on the CPU that
         REQUIRE(out.shape() == shape);
         CHECK(equal(residual, values(shape, 4, dtype)));
         const Tensor exact = add(residual.to(f64), linear(x.to(f64), w.to(f64), with_bias ? bias.to(f64) : bias));
-        // Half the spacing of the dtype plus the error of the sums: rounding twice, as cuBLASLt may do before it adds
+        // Half an ulp of the dtype plus the error of the sums: rounding twice, as cuBLASLt may do before it adds
         // the bias, would exceed that.
-        const double half = dtype == bf16 ? 1. / 256 : dtype == f16 ? 1. / 2048 : 0;
-        if (half == 0 || default_device().is_cpu()) CHECK(allclose(out.to(f64), exact, half * 1.001, 1e-5));
+        const double half_ulp = dtype == bf16 ? 1. / 256 : dtype == f16 ? 1. / 2048 : 0;
+        if (half_ulp == 0 || default_device().is_cpu()) CHECK(allclose(out.to(f64), exact, half_ulp * 1.001, 1e-5));
         else check_close(out, exact.to_vector<double>(), tolerance_of(dtype));
+        // A residual that is not contiguous gives the same result.
         Dims last_first{r.x.rank() - 1};
         for (int d = 0; d + 1 < r.x.rank(); ++d) last_first.push_back(d);
-        Dims back;
-        for (int d = 1; d < r.x.rank(); ++d) back.push_back(d);
-        back.push_back(0);
-        CHECK(equal(linear_add(residual.permute(last_first).clone().permute(back), x, w, bias), out));
+        Dims inverse;
+        for (int d = 1; d < r.x.rank(); ++d) inverse.push_back(d);
+        inverse.push_back(0);
+        CHECK(equal(linear_add(residual.permute(last_first).clone().permute(inverse), x, w, bias), out));
         if (!default_device().is_cpu()) continue;
-        if (half == 0) CHECK(equal(out, add(residual, linear(x, w, bias))));
+        if (half_ulp == 0) CHECK(equal(out, add(residual, linear(x, w, bias))));
         for (const int threads : {1, 3}) {
           const Threads some(threads);
           CHECK(equal(linear_add(residual, x, w, bias), out));
@@ -105,25 +106,26 @@ TEST_CASE("linear_add: the residual is added to sums in f32, and on the CPU that
   CHECK_ERROR(linear_add(zeros({3, 5}, {.dtype = f64}), x, w), "[linear_add] expected one dtype");
 }
 
-TEST_CASE("linear_into has the bits of linear, a chunk of rows at a time on the CPU") {
+TEST_CASE("linear_into, called for a chunk of rows at a time, is bit-identical to linear on the CPU") {
   const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
   for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::silu}) {
-    Tensor before;
-    const Tensor expected = linear(x, w, bias, activation, &before), out = zeros({130, 257}), pre = zeros({130, 257});
+    Tensor expected_pre;
+    const Tensor expected = linear(x, w, bias, activation, &expected_pre), out = zeros({130, 257}),
+                 pre = zeros({130, 257});
     for (const int64_t chunk : {130, 37, 1}) {
       for (int64_t i = 0; i < 130; i += chunk) {
         const auto rows = [&](const Tensor& t) { return t.narrow(0, i, std::min(chunk, 130 - i)); };
         linear_into(rows(out), rows(x), w, bias, activation, rows(pre));
       }
-      if (default_device().is_cpu()) CHECK((equal(out, expected) && equal(pre, before)));
+      if (default_device().is_cpu()) CHECK((equal(out, expected) && equal(pre, expected_pre)));
       else check_close(out, expected.to_vector<double>(), tolerance_of(f32));
     }
   }
-  const auto refused = [&](const Tensor& out, const Tensor& pre) {
+  const auto message_of = [&](const Tensor& out, const Tensor& pre) {
     return message([&] { linear_into(out, x, w, bias, Activation::none, pre); });
   };
   for (const Tensor& wrong : {zeros({257, 130}).t(), zeros({129, 257}), zeros({130, 257}, {.dtype = f64})}) {
-    CHECK(contains(refused(wrong, {}), "[linear_into] expected contiguous memory of 33410 elements in f32"));
-    CHECK(contains(refused(zeros({130, 257}), wrong), "[linear_into] expected contiguous memory"));
+    CHECK(contains(message_of(wrong, {}), "[linear_into] expected contiguous memory of 33410 elements in f32"));
+    CHECK(contains(message_of(zeros({130, 257}), wrong), "[linear_into] expected contiguous memory"));
   }
 }

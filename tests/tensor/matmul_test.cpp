@@ -133,7 +133,7 @@ TEST_CASE("matmul on the CPU: an element has the same bits beside any other rows
               small.slice(0, 4, 8).slice(1, 8, 14).clone()));
 }
 
-TEST_CASE("matmul on the CPU: few rows, and few columns, have the bits of the same rows of a larger product") {
+TEST_CASE("matmul on the CPU: few rows, and few columns, are bit-identical to the same rows of a larger product") {
   const OnCpu on_cpu;
   const auto check = [](const DType dtype) {
     for (const int64_t k : {0, 1, 5, 31, 257, 513, 1031})
@@ -164,7 +164,7 @@ TEST_CASE("matmul on the CPU: few rows, and few columns, have the bits of the sa
   }
 }
 
-TEST_CASE("matmul on the CPU: long dot products have the bits of a larger product") {
+TEST_CASE("matmul on the CPU: long dot products are bit-identical to those of a larger product") {
   const OnCpu on_cpu;
   for (const DType dtype : {f32, f64, bf16})
     for (const int64_t k : {4096, 5003, 9000}) {
@@ -178,7 +178,7 @@ TEST_CASE("matmul on the CPU: long dot products have the bits of a larger produc
     }
 }
 
-TEST_CASE("matmul on the CPU: few rows scaled and added have the bits of a larger product too") {
+TEST_CASE("matmul on the CPU: few rows, scaled and added, are bit-identical to those of a larger product") {
   const OnCpu on_cpu;
   for (const int64_t k : {3, 40, 600, 1031})
     for (const auto& [beta, alpha] : {std::pair{0.7, 1.3}, {1.0, 0.3}, {-0.3, 1.0}}) {
@@ -333,7 +333,7 @@ TEST_CASE("addmm: alpha, beta, broadcasting, and beta 0 ignores c") {
   CHECK(addmm(nans, ones({2, 3}), ones({3, 2}), 0).to_vector<double>() == std::vector<double>(4, 3));
 }
 
-TEST_CASE("matmul_unary_grad has the bits of the product and then the derivative") {
+TEST_CASE("matmul_unary_grad is bit-identical to the product and then the derivative") {
   for (const auto [m, n, k] : {Sizes{0, 5, 3},
                                {4, 0, 3},
                                {3, 5, 0},

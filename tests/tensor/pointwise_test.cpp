@@ -245,7 +245,7 @@ TEST_CASE("pointwise: derivatives in f32 agree with differences in f64") {  // f
   }
 }
 
-TEST_CASE("pointwise: both derivatives at once have the bits of one after the other") {
+TEST_CASE("pointwise: both derivatives at once are bit-identical to one after the other") {
   const Shape shape{30, 301};
   for (const DType dtype : {f32, f64, f16, bf16}) {
     const auto numbers = [&](const Shape& of, uint32_t seed) {

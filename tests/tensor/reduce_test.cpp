@@ -151,7 +151,7 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
   }
 }
 
-TEST_CASE("reductions keep dims when asked and handle nothing at all") {
+TEST_CASE("reductions keep dims when asked, and handle empty tensors") {
   const Tensor x = randn({2, 3, 4});
   CHECK(sum(x, {1}, true).shape() == Shape{2, 1, 4});
   CHECK(sum(x, {-1, 0}).shape() == Shape{3});

@@ -354,22 +354,27 @@ TEST_CASE("wrong calls of row operations are named") {
   const Tensor x = zeros({4, 10});
   const auto target = [](int64_t bad) { return Tensor::from<int64_t>({0, 1, -100, bad}); };
   const Tensor wide = zeros({2, 3});
-  CHECK_ERROR_IS(cross_entropy_rows(x, target(12)), "[cross_entropy] expected targets in [0, 10), got 12 in row 3");
-  CHECK_ERROR_IS(cross_entropy_rows(x, target(-1)), "[cross_entropy] expected targets in [0, 10), got -1 in row 3");
-  CHECK_ERROR_IS(cross_entropy_rows(x, zeros({4})), "[cross_entropy] expected targets of dtype i64, got f32");
+  CHECK_ERROR_IS(cross_entropy_rows(x, target(12)),
+                 "[cross_entropy] expected targets in [0, 10), got 12 in row 3; correct the targets");
+  CHECK_ERROR_IS(cross_entropy_rows(x, target(-1)),
+                 "[cross_entropy] expected targets in [0, 10), got -1 in row 3; correct the targets");
+  CHECK_ERROR_IS(cross_entropy_rows(x, zeros({4})),
+                 "[cross_entropy] expected targets of dtype i64, got f32; convert them with .to(i64)");
   CHECK_ERROR_IS(cross_entropy_rows(x, zeros({3}, {i64})),
-                 "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3)");
+                 "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3); reshape or slice them");
   CHECK_ERROR_IS(cross_entropy_rows(x, target(1), zeros({9})),
                  "[cross_entropy] expected weight of shape (10), got (9)");
-  CHECK_ERROR_IS(softmax(zeros({2}, {i64}), 0), "[softmax] expected a floating dtype, got i64");
-  CHECK_ERROR_IS(layer_norm(x, {4}), "[layer_norm] expected x to end in shape (4), got (4, 10)");
+  CHECK_ERROR_IS(softmax(zeros({2}, {i64}), 0),
+                 "[softmax] expected a floating dtype, got i64; convert it with .to(f32)");
+  CHECK_ERROR_IS(layer_norm(x, {4}), "[layer_norm] expected x to end in shape (4), got (4, 10); reshape x");
   CHECK_ERROR_IS(layer_norm(x, {10}, zeros({4})), "[layer_norm] expected weight of shape (10), got (4)");
-  CHECK_ERROR_IS(batch_norm(zeros({1, 3}), {}, {}, {}, {}, true),
-                 "[batch_norm] expected more than 1 value per channel when training, got 1 in shape (1, 3)");
+  CHECK_ERROR_IS(
+      batch_norm(zeros({1, 3}), {}, {}, {}, {}, true),
+      "[batch_norm] expected more than 1 value per channel when training, got 1 in shape (1, 3); give a larger batch");
   CHECK_ERROR_IS(batch_norm(wide, {}, {}, {}, {}, false),
                  "[batch_norm] expected running_mean and running_var when not training, got none");
   CHECK_ERROR_IS(batch_norm(wide, {}, {}, zeros({4}), zeros({4}), true),
-                 "[batch_norm] expected running statistics of shape (3), got (4)");
+                 "[batch_norm] expected running statistics of shape (3), got (4); reshape them");
   CHECK_ERROR_IS(dropout(x, 1.5, {}), "[dropout] expected p in [0, 1], got 1.5");
   CHECK_THROWS_AS(softmax(x, 2), Error);
   CHECK_THROWS_AS(softmax(Tensor(), 0), Error);

@@ -47,7 +47,7 @@ TEST_CASE("scalar: dividing by a number is a true division") {
   const Tensor y = full({2}, 49, {.dtype = f64});
   CHECK(&div_scalar_(y, 49) == &y);
   CHECK(y.to_vector<double>() == std::vector<double>{1, 1});
-  CHECK_ERROR_IS(integers({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64");
+  CHECK_ERROR_IS(integers({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64; convert it with .to(f32)");
   CHECK_ERROR_BEGINS(integers({4}) - 0.5, "[sub_scalar] expected a whole number for i64, got 0.5");
 }
 
@@ -150,7 +150,7 @@ TEST_CASE("scalar: a value that the dtype cannot hold is rejected") {
   CHECK(small.to_vector<int>() == std::vector<int>{1, 2});  // nothing was changed
 }
 
-TEST_CASE("scalar: floor division and remainder of whole numbers are Python's") {
+TEST_CASE("scalar: floor division and remainder of whole numbers match Python") {
   for (const DType dtype : {i64, i32, i8, u8}) {
     CAPTURE(dtype);
     const int64_t low = dtype == u8 ? 0 : -128, high = dtype == u8 ? 255 : 127;
@@ -183,7 +183,7 @@ TEST_CASE("scalar: floor division and remainder of whole numbers are Python's") 
   CHECK_ERROR_BEGINS(remainder(integers({4}), 0.5), "[full] expected a whole number for i64, got 0.5");
 }
 
-TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
+TEST_CASE("scalar: floor division and remainder of floats match PyTorch") {
   const double inf = INFINITY, huge = 3e38;
   const std::vector<std::array<double, 4>> rows = {
       // a, b, floor_divide, remainder: as Python's // and %; where those raise, as PyTorch

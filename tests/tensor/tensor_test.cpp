@@ -93,7 +93,7 @@ TEST_CASE("errors name the operation, the expected value and the actual one") {
   CHECK_ERROR(Dims({1, 1, 1, 1, 1, 1, 1, 1, 1}), "[shape] expected at most 8 dims, got 9");
 }
 
-TEST_CASE("names parse back") {
+TEST_CASE("names of dtypes and devices are parsed back") {
   for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) CHECK(parse_dtype(name_of(dtype)) == dtype);
   CHECK(parse_dtype("bfloat16") == bf16);
   for (const char* name : {"cpu:0", "cpu:3", "cuda:1"}) CHECK(str(parse_device(name)) == name);
@@ -336,7 +336,7 @@ TEST_CASE("generator state") {
   CHECK(order == arange(1000).to_vector<int64_t>());
 }
 
-TEST_CASE("memory of the cpu: ledger, cache, failure") {
+TEST_CASE("memory of the CPU: ledger, cache, failed allocations") {
   const MemoryReport before = memory_report();
   {
     const MemoryScope scope(Memory::gradient);

@@ -21,7 +21,7 @@ namespace trace = lockstep::trace;
 using testing::TempDir;
 using trace::Category;
 
-TEST_CASE("trace: any name is a name") {
+TEST_CASE("trace: names may have any characters") {
   const struct {
     std::string name, printed;
   } rows[] = {{"plain", "plain"},

@@ -165,7 +165,7 @@ std::vector<std::pair<int, int>> groups() { return {{2, 2}, {4, 2}, {4, 4}, {4, 
 
 }  // namespace
 
-TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of units: the bits of one process") {
+TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of units: bit-identical to one process") {
   for (const int stage : {0, 1, 2, 3}) {
     const auto [expected, norms] = single_process({.options = {.stage = stage}});
     const auto [clipped, norms64] = single_process({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
@@ -237,7 +237,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("zero: parameters of experts: who changes them, what is not finite, what cannot be") {
+TEST_CASE("zero: parameters of experts: writes, values that are not finite, invalid calls") {
   on_ranks(4, [](int rank) {
     const auto same = dist::world().split(rank % 2, rank, "same");
     manual_seed(1);

@@ -103,7 +103,7 @@ const Row nvme_everywhere{"both in files",
 
 }  // namespace
 
-TEST_CASE("offload: every place, tile, engine and order of reading and writing: the bits of one process") {
+TEST_CASE("offload: every place, tile, engine and order of reading and writing: bit-identical to one process") {
   for (const DType dtype : {f32, bf16}) {
     const double max_norm = dtype == f32 ? 0.05 : 0;
     const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .max_norm = max_norm, .steps = 3});

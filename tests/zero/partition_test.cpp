@@ -105,7 +105,7 @@ TEST_CASE("partition: owners are balanced") {
   CHECK_ERROR(lay_out({1}, 0), "1 rank or more, and an owner below their number, got 0 ranks");
 }
 
-TEST_CASE("partition: bytes of model state are the paper's") {
+TEST_CASE("partition: bytes of model state match the paper") {
   struct Row {
     int stage;
     double bytes;

@@ -26,7 +26,8 @@ ZeroPlan plan_of(int policy, ZeroPlan plan, int64_t size, bool overlap) {
 }  // namespace
 
 TEST_CASE(
-    "zero: DDP and every stage, ranks x accumulation, size of units, overlap or not: the bits of one process, with "
+    "zero: DDP and every stage, ranks x accumulation, size of units, overlap or not: bit-identical to one process, "
+    "with "
     "dropout and clipping") {
   for (const double max_norm : {0., 0.05}) {
     const Tensors one = train({.max_norm = max_norm});

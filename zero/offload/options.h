@@ -24,8 +24,8 @@ struct OffloadOptimizer {
   std::string nvme_path = "";  ///< nvme: folder for this rank's file, which is unlinked at once
   bool pin_memory = true;      ///< nvme: lock the buffers in memory, as far as `ulimit -l` allows
   int buffer_count = 4;        ///< nvme: tiles in memory; with fewer than 3, reads and writes wait for each other
-  bool pipeline_read = true;   ///< nvme: read the next tiles while one is computed
-  bool pipeline_write = true;  ///< nvme: write the last tiles while one is computed
+  bool pipeline_read = true;   ///< nvme: read the next tiles while one is updated
+  bool pipeline_write = true;  ///< nvme: write the last tiles while one is updated
   bool fast_init = false;      ///< true: nvme only reserves the space on disk, without writing it once at the start
   double ratio = 1;            ///< stage 3: fraction of the elements that is offloaded
 };

@@ -17,7 +17,7 @@ ShardStore::ShardStore(const Stage& stage) : s_(stage), tensors_(stage.units.siz
     in_memory += unit.layout.shard;  // equal on all ranks, because it influences the order of gathers
     if (in_memory <= o.max_in_cpu) continue;
     LOCKSTEP_CHECK(unit.layout.shard <= o.buffer_size, "[zero] offload_param.buffer_size ", o.buffer_size,
-                   " is too small for ", unit.tag, ": expected at least ", unit.layout.shard);
+                   " is too small for ", unit.tag, ": expected at least ", unit.layout.shard, "; raise it");
     offsets_[u] = bytes;
     bytes += round_to_block(stage.shard(unit).size() * size_of(unit.dtype));
     longest = std::max(longest, unit.layout.shard * size_of(unit.dtype));

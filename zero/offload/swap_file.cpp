@@ -1,4 +1,4 @@
-// Nameless files, mappings of them, and aligned memory. See swap_file.h.
+// Unnamed files, mappings of them, and aligned memory. See swap_file.h.
 #include "zero/offload/swap_file.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ namespace {
 std::string reason(int error) { return std::strerror(error); }
 
 /// Opens a new file without a name (O_TMPFILE). On file systems without O_TMPFILE it has a name, unlinked at once.
-int open_nameless(const std::string& folder, int flags) {
+int open_unnamed(const std::string& folder, int flags) {
   const int fd = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | flags, 0600);
   if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
   std::string name = folder + "/lockstep-swap-XXXXXX";
@@ -40,10 +40,10 @@ int64_t free_bytes(int fd) {
 
 }  // namespace
 
-SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write)
+SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write_zeros)
     : bytes_(round_to_block(bytes)), what_(what + " in " + folder) {
-  file_ = dist::Fd(open_nameless(folder, O_DIRECT));
-  if (!file_ && errno == EINVAL) file_ = dist::Fd(open_nameless(folder, 0)), direct_ = false;
+  file_ = dist::Fd(open_unnamed(folder, O_DIRECT));
+  if (!file_ && errno == EINVAL) file_ = dist::Fd(open_unnamed(folder, 0)), direct_ = false;
   LOCKSTEP_CHECK(file_, "[offload] expected a folder where a file can be made for ", what, ", got '", folder,
                  "': ", reason(errno), "; give nvme_path a folder on a local disk");
   const int64_t room = free_bytes(descriptor());
@@ -53,7 +53,7 @@ SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, b
   LOCKSTEP_CHECK(error == 0, "[offload] ", what, " needs ", bytes_, " bytes, but in ", folder,
                  " they cannot be reserved: ", reason(error), "; ", free_bytes(descriptor()),
                  " are free; give nvme_path another folder");
-  if (!write) return;
+  if (!write_zeros) return;
   constexpr int64_t chunk = 1 << 20;
   const Tensor zeros = aligned_bytes(std::min(chunk, bytes_), false);
   std::memset(zeros.raw_data(), 0, size_t(zeros.numel()));
@@ -75,22 +75,22 @@ Tensor SwapFile::map(int64_t offset, int64_t numel, DType dtype) const {
                  bytes_, " bytes, got ", now.st_size, "; was it truncated? Start again, and leave the file alone");
   void* const data = mmap(nullptr, size_t(length), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor(), begin);
   LOCKSTEP_CHECK(data != MAP_FAILED, "[offload] ", what_, ", offset ", begin, ": expected to map ", length,
-                 " bytes, got: ", reason(errno), "; free memory, or give nvme_path another folder");
+                 " bytes, got: ", reason(errno), "; free some memory, or give nvme_path another folder");
   const MemoryScope scope(Memory::offload);
   Ref<Storage> storage = Storage::adopt(data, length, cpu, [data, length] { munmap(data, size_t(length)); });
   return Tensor(std::move(storage), (offset - begin) / size_of(dtype), {numel}, {1}, dtype);
 }
 
-Tensor aligned_bytes(int64_t bytes, bool pin) {
+Tensor aligned_bytes(int64_t bytes, bool lock) {
   const int64_t size = std::max(round_to_block(bytes), file_block);
   void* const data = std::aligned_alloc(size_t(file_block), size_t(size));
   LOCKSTEP_CHECK(data, "[offload] expected memory for a buffer of ", size,
                  " bytes, got none; make sub_group_size, buffer_size or buffer_count smaller");
-  const bool pinned = pin && mlock(data, size_t(size)) == 0;
+  const bool locked = lock && mlock(data, size_t(size)) == 0;
   const MemoryScope scope(Memory::offload);
   return Tensor(Storage::adopt(data, size, cpu,
-                               [data, size, pinned] {
-                                 if (pinned) munlock(data, size_t(size));
+                               [data, size, locked] {
+                                 if (locked) munlock(data, size_t(size));
                                  std::free(data);
                                }),
                 0, {bytes}, {1}, u8);

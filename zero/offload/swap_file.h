@@ -1,5 +1,5 @@
 #pragma once
-// A file for state that does not fit into memory. The file is nameless (O_TMPFILE, or unlinked at once), so its space
+// A file for state that does not fit into memory. The file is unnamed (O_TMPFILE, or unlinked at once), so its space
 // is freed when the process ends, even in a crash. It is opened with O_DIRECT where the file system supports that: the
 // page cache would only hold a second copy of bytes that are read once per step.
 #include <cstdint>
@@ -18,9 +18,9 @@ inline int64_t round_to_block(int64_t bytes) { return (bytes + file_block - 1) /
 class SwapFile {
  public:
   /// Creates the file and reserves its space. If the disk has too little, the Error says how many bytes are needed and
-  /// how many are free. what: a name of the contents, for error messages. write: true also fills the file with zeros,
-  /// so that a failing disk is found at once.
-  SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write);
+  /// how many are free. what: a name of the contents, for error messages. write_zeros: true also fills the file with
+  /// zeros, so that a failing disk is found at once.
+  SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write_zeros);
 
   int descriptor() const { return file_.get(); }     ///< descriptor of the open file
   bool is_direct() const { return direct_; }         ///< true if the file was opened with O_DIRECT
@@ -37,8 +37,8 @@ class SwapFile {
   std::string what_;
 };
 
-/// Uninitialised, aligned memory for reading and writing files (Memory::offload). pin: lock it in memory, if the system
-/// allows it. Error if there is no memory.
-Tensor aligned_bytes(int64_t bytes, bool pin);
+/// Uninitialised, aligned memory for reading and writing files (Memory::offload). lock: lock it in memory (mlock), if
+/// the system allows it. Error if there is no memory.
+Tensor aligned_bytes(int64_t bytes, bool lock);
 
 }  // namespace lockstep::zero

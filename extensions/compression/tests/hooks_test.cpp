@@ -61,7 +61,7 @@ TEST_CASE("hooks: fp16 and bf16 send half the bytes and round once") {
   }
 }
 
-TEST_CASE("hooks: a hook must leave its result in the bucket, and may be a program's own") {
+TEST_CASE("hooks: a hook must leave its result in the bucket, and a program may define its own") {
   on_ranks<int>(2, [&](int rank) {
     nn::Linear layer({.in = 2, .out = 1});
     int calls = 0;

@@ -187,12 +187,12 @@ void OneBitOptimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& 
   LOCKSTEP_CHECK(mask.defined() && parameter.defined() && mask.shape() == parameter.shape(), "[", name(),
                  "] expected a mask of the parameter's shape ",
                  parameter.defined() ? str(parameter.shape()) : "(undefined)", ", got ",
-                 mask.defined() ? str(mask.shape()) : "an undefined one");
+                 mask.defined() ? str(mask.shape()) : "an undefined one", "; reshape the mask");
   const std::vector<Variable> all = parameters();
   LOCKSTEP_CHECK(std::any_of(all.begin(), all.end(), [&](const Variable& p) { return p.impl() == parameter.impl(); }),
                  "[", name(),
                  "] expected a mask for one of this optimizer's parameters, got one for another parameter, of shape ",
-                 parameter.shape());
+                 parameter.shape(), "; give the parameter that the optimizer has");
   const MemoryScope scope(Memory::optimizer);
   masks_[parameter.impl().get()] = mask.to(f32).contiguous();
 }

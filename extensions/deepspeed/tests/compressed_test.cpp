@@ -109,7 +109,7 @@ struct Model {
 
 }  // namespace
 
-TEST_CASE("onebit: the loops of signs against plain ones, for any length and number of threads") {
+TEST_CASE("onebit: the vectorised loops over signs match plain loops, for any length and number of threads") {
   const int before = get_threads();
   for (const int64_t n : {0, 1, 7, 8, 9, 15, 16, 17, 31, 1000, 4097, 100003}) {
     for (const Scale kind : {Scale::rms, Scale::magnitude}) {
@@ -156,7 +156,8 @@ TEST_CASE("onebit: the loops of signs against plain ones, for any length and num
 }
 
 TEST_CASE(
-    "onebit: the compressed all-reduce has the bits of the plain model on every rank, and loses nothing for good") {
+    "onebit: the compressed all-reduce matches a plain model of it bit for bit on every rank, and loses nothing for "
+    "good") {
   for (const int ranks : {1, 2, 3, 4, 5, 8}) {
     for (const List& list : lists) {
       for (const CompressedAllReduce::Options& options :

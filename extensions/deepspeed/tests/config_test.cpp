@@ -46,7 +46,7 @@ const char* const guide = R"(
 
 }  // namespace
 
-TEST_CASE("config: a tutorial's file, with comments and keys that DeepSpeed has not") {
+TEST_CASE("config: a tutorial's file, with comments and keys that DeepSpeed does not have") {
   const Config c = resolve(config_from_json(guide), 1);
   CHECK(c.train_batch_size == 16);
   CHECK(c.zero_optimization.stage == 2);
@@ -138,7 +138,7 @@ TEST_CASE("config: every key is in the reference") {
   }
 }
 
-TEST_CASE("config: what DeepSpeed's keys refuse") {
+TEST_CASE("config: invalid values of DeepSpeed's keys are rejected") {
   struct Row {
     const char *json, *expected;
   };

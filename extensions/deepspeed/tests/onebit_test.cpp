@@ -1,7 +1,7 @@
-// The 1-bit optimizers (by their DeepSpeed names) under the engine: steps before compression have the bits of the plain
-// optimizer, compressed steps keep ranks equal and send little, a resumed run continues bit for bit.
-#include "engine/check_plan.h"
+// The 1-bit optimizers (by their DeepSpeed names) under the engine: steps before compression are bit-identical to the
+// plain optimizer, compressed steps keep ranks equal and send little, a resumed run continues bit for bit.
 #include "extensions/deepspeed/onebit/onebit.h"
+#include "engine/check_plan.h"
 #include "extensions/deepspeed/reports.h"
 #include "tests/engine/training.h"
 
@@ -65,7 +65,8 @@ std::string error_of(const Config& config, const std::function<void(Trainer&, in
 }  // namespace
 
 TEST_CASE(
-    "engine, 1-bit: exact steps have the bits of the plain optimizer at stage 0, for any split into micro-batches") {
+    "engine, 1-bit: exact steps are bit-identical to the plain optimizer at stage 0, for any split into "
+    "micro-batches") {
   struct Row {
     const char *plain, *plain_params, *name, *params;
   };

@@ -1,4 +1,4 @@
-// The 1-bit optimizers: steps before compression have the bits of the plain optimizers; compressed ones keep ranks
+// The 1-bit optimizers: steps before compression are bit-identical to the plain optimizers; compressed ones keep ranks
 // equal, converge and send little.
 #include <doctest/doctest.h>
 
@@ -91,7 +91,7 @@ Tensors everything(Mlp& net, const optim::Optimizer& optimizer) {
 
 }  // namespace
 
-TEST_CASE("onebit: exact steps have the bits of DDP with the plain optimizer, with clipping, in f32 and bf16") {
+TEST_CASE("onebit: exact steps are bit-identical to DDP with the plain optimizer, with clipping, in f32 and bf16") {
   for (const Row& row : rows) {
     for (const int ranks : {1, 2, 4}) {
       for (const DType dtype : {f32, bf16}) {
@@ -368,7 +368,7 @@ TEST_CASE("onebit: inputs that are rarely there leave a tiny second moment, and 
   }
 }
 
-TEST_CASE("onebit: NaN at one rank makes all of them skip, and without skipping is everybody's") {
+TEST_CASE("onebit: NaN on one rank makes all ranks skip; without skipping it reaches all ranks") {
   for (const Row& row : rows) {
     for (const int bad_step : {0, 6}) {
       CAPTURE(row.name);

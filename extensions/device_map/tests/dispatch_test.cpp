@@ -62,7 +62,7 @@ int64_t max_parameters_on(Device device) { return device_memory(device).category
 
 }  // namespace
 
-TEST_CASE("device map: logits, loss and generated text have the bits of one device, wherever parts are") {
+TEST_CASE("device map: logits, loss and generated text are bit-identical to one device, wherever parts are") {
   const Devices devices(3);
   const Folder folder;
   for (const bool tied : {true, false}) {
@@ -194,7 +194,7 @@ TEST_CASE("device map: a limit on a device is kept by every allocation") {
   CHECK_ERROR(set_memory_limit(second, -1), "expected bytes >= 0 for cpu:1, got -1");
 }
 
-TEST_CASE("device map: training over devices has the bits of one; from disk or host memory it is refused") {
+TEST_CASE("device map: training over devices is bit-identical to one; from disk or host memory it is rejected") {
   const Devices devices(3);
   const auto train = [](const std::optional<DeviceMap>& map) {
     auto gpt = make_gpt();

@@ -173,7 +173,7 @@ TEST_CASE("distributions: draws in 16 bits have f32's law, rounded once") {
     }
 }
 
-TEST_CASE("distributions: Categorical in 16 bits knows all classes") {
+TEST_CASE("distributions: Categorical in 16 bits draws from all classes") {
   constexpr int64_t n = 30000, classes = 1000;
   for (const DType dtype : {f32, f16, bf16}) {
     const TensorOptions options{.dtype = dtype};
@@ -225,7 +225,7 @@ TEST_CASE("distributions: densities and probabilities sum to 1") {
   CHECK(sum_of(exp(Poisson(numbers({17})).log_prob(counts).tensor())) == doctest::Approx(1));
 }
 
-TEST_CASE("distributions: gradients of differences") {
+TEST_CASE("distributions: gradients match finite differences") {
   manual_seed(2);
   for (const Row& row : rows()) {
     INFO(std::string(row.name));

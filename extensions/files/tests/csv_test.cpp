@@ -9,7 +9,7 @@
 using namespace lockstep;
 using namespace lockstep::data;
 
-TEST_CASE("csv: numbers into a tensor") {
+TEST_CASE("csv: numbers are read into a tensor") {
   const std::string text =
       "\xef\xbb\xbf"
       "id,\"a, b\",text,\"say \"\"x\"\"\"\r\n1, 2.5 ,one,-3e2\r\n\r\n+4,\"5\",\"two\nlines\",inf";
@@ -48,7 +48,7 @@ TEST_CASE("csv: lines of blanks are left out, as empty ones are") {
   CHECK_ERROR(parse_csv("a,b\n1,2\n \n3\n", "f"), "[csv] f:4: expected 2 fields as in line 1, got 1");
 }
 
-TEST_CASE("csv 42: what is refused, with its line") {
+TEST_CASE("csv: damaged files are rejected, with the line") {
   const CsvOptions bare{.header = false}, integers{.header = false, .dtype = i64};
   const struct {
     std::string text;

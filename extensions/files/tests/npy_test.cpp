@@ -13,7 +13,7 @@ namespace {
 
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-std::string full(const std::string& path) { return read_file(path, 1 << 20); }
+std::string contents_of(const std::string& path) { return read_file(path, 1 << 20); }
 std::vector<double> count_up(int64_t count) { return arange(0, double(count)).to_vector<double>(); }
 
 /// A file of version 1: this header verbatim, then `bytes` zero bytes.
@@ -83,7 +83,7 @@ TEST_CASE("npy: files by NumPy are read exactly, and written again byte for byte
     CHECK(real(read).to_vector<double>() == signs);
     CHECK(imag(read).to_vector<double>() == std::vector<double>{0, 0.5, 1, 1.5, 50, 2.5});
     save_npy(dir / "c.npy", read);
-    CHECK((full(dir / "c.npy") == full(path)) == (name[0] == 'c'));
+    CHECK((contents_of(dir / "c.npy") == contents_of(path)) == (name[0] == 'c'));
   }
   for (const auto& row : rows) {
     CAPTURE(row.name);
@@ -94,7 +94,7 @@ TEST_CASE("npy: files by NumPy are read exactly, and written again byte for byte
     CHECK(read.is_contiguous());
     CHECK(read.to_vector<double>() == row.values);
     save_npy(dir / "a.npy", read);
-    CHECK((full(dir / "a.npy") == full(path)) == row.same);
+    CHECK((contents_of(dir / "a.npy") == contents_of(path)) == row.same);
     CHECK(read_npy(dir / "a.npy").to_vector<double>() == row.values);
   }
   save_npy(dir / "t.npy", read_npy(golden("npy/f4.npy")).t());  // strided tensors
@@ -108,14 +108,14 @@ TEST_CASE("npy: headers of other writers, and types that are rejected by name") 
     CHECK(read(npy_file(header, 8)).shape() == Shape{2, 1});
   CHECK(read(npy_file(dict("'|i1'", "(1,)"), 1)).dtype() == i8);
   const char* types = "expected bool, complex64, complex128, float16, float32, float64, int8, int32, int64 or uint8";
-  const std::pair<const char*, const char*> refused[] = {
+  const std::pair<const char*, const char*> rejected[] = {
       {"complex", "'<c32': complex256 (save it as complex64 or complex128)"},
       {"object", "'|O': Python objects, which"},
       {"structure", "a structure with fields"},
       {"text", "'<U4': text"},
       {"uint16", "'<u2': uint16 (save it as int32"},
   };
-  for (const auto& [name, text] : refused) {
+  for (const auto& [name, text] : rejected) {
     CHECK_ERROR(read_npy(golden(str("npy/bad_", name, ".npy"))), text);
     CHECK_ERROR(read_npy(golden(str("npy/bad_", name, ".npy"))), types);
     CHECK_ERROR(read_npy(golden(str("npy/bad_", name, ".npy"))), golden(str("npy/bad_", name, ".npy: ")));
@@ -128,14 +128,14 @@ TEST_CASE("npy: headers of other writers, and types that are rejected by name") 
   CHECK_ERROR(read_npy(dir / "a.npy"), "No such file");
 }
 
-TEST_CASE("npy 42: damaged files") {
+TEST_CASE("npy: damaged files are rejected, each with an error of one line") {
   const auto read = [](const std::string& file) { return parse_npy(as_bytes(file), "f"); };
-  const std::string good = full(golden("npy/f4.npy")), huge = "4611686018427387904";
+  const std::string good = contents_of(golden("npy/f4.npy")), huge = "4611686018427387904";
   check_messages(
       read, "[npy]",
       {
           {"", "expected a header, got 0 bytes"},
-          {full(golden("npy/stored.npz")), "expected a file that starts with \\x93NUMPY, got a zip file: .npz?"},
+          {contents_of(golden("npy/stored.npz")), "expected a file that starts with \\x93NUMPY, got a zip file: .npz?"},
           {"GIF89a nonsense", "expected a file that starts with \\x93NUMPY, got another"},
           {replaced(good, 6, "\4"), "expected version 1.0, 2.0 or 3.0, got 4.0"},
           {replaced(good, 7, "\1"), "expected version 1.0, 2.0 or 3.0, got 1.1"},
@@ -184,8 +184,8 @@ TEST_CASE("npz: files by NumPy are read, and written again byte for byte") {
     CHECK(read_npz(path, "é").shape() == Shape{2, 0});
     CHECK_ERROR(read_npz(path, "b"), "no array \"b\" among: a, b/c, é");
     save_npz(dir / "a.npz", read, deflated);
-    if (!deflated) CHECK(full(dir / "a.npz") == full(path));
-    else CHECK(full(dir / "a.npz").size() < 1000);  // compressed bytes depend on the version of the library
+    if (!deflated) CHECK(contents_of(dir / "a.npz") == contents_of(path));
+    else CHECK(contents_of(dir / "a.npz").size() < 1000);  // compressed bytes depend on the version of the library
     for (const auto& [name, tensor] : read) {
       CAPTURE(name);
       const Tensor again = read_npz(dir / "a.npz", name);
@@ -201,10 +201,10 @@ TEST_CASE("npz: files by NumPy are read, and written again byte for byte") {
   CHECK(dir.list() == "a.npz none.npz");
 }
 
-TEST_CASE("npz: a member beyond 4 GiB, in a file with a hole") {
+TEST_CASE("npz: a member beyond 4 GiB, in a sparse file") {
   TempDir dir;
   save_npz(dir / "a.npz", {{"a", Tensor::from({1.f, 2.f}, {2}).to(cpu)}});
-  const std::string small = full(dir / "a.npz");
+  const std::string small = contents_of(dir / "a.npz");
   ZipMember member = zip_members(as_bytes(small), "a")[0];
   const int64_t hole = int64_t(5) << 30, size = member.data + member.bytes;
   member.offset = hole;
@@ -221,9 +221,11 @@ TEST_CASE("npz: a member beyond 4 GiB, in a file with a hole") {
                  });
 }
 
-TEST_CASE("npz 42: damaged files") {
+TEST_CASE("npz: damaged files are rejected, each with an error of one line") {
   const auto read = [](const std::string& file) { return parse_npz(as_bytes(file), "f"); };
-  const std::string stored = full(golden("npy/stored.npz")), deflated = full(golden("npy/deflated.npz"));
+  const std::string stored = contents_of(golden("npy/stored.npz")), deflated = contents_of(golden("npy/deflated.npz"));
+  // A local header has 30 bytes, the name "a.npy" 5, zip64's extra field 20. `end`: the end record of 22 bytes. In an
+  // entry of the directory: +8 flags, +10 method, +16 CRC-32, +20 and +24 sizes, +42 offset of the member.
   const size_t data = 30 + 5 + 20, end = stored.size() - 22, entry = stored.find("PK\1\2"),
                last = stored.rfind("PK\1\2");
   const size_t deflated_entry = deflated.find("PK\1\2");
@@ -232,13 +234,13 @@ TEST_CASE("npz 42: damaged files") {
   TempDir dir;
   const Tensor one = zeros({1}, {.device = cpu});
   save_npz(dir / "a.npz", {{"a", one}, {"b", one}});
-  std::string twice = full(dir / "a.npz");
+  std::string twice = contents_of(dir / "a.npz");
   for (size_t at = twice.find("b.npy"); at != twice.npos; at = twice.find("b.npy", at)) twice[at] = 'a';
   check_messages(
       read, "[npz]",
       {
           {"", "expected a zip file, with a directory at its end, found none in 0 bytes"},
-          {full(golden("npy/f4.npy")), "expected a zip file, with a directory at its end"},
+          {contents_of(golden("npy/f4.npy")), "expected a zip file, with a directory at its end"},
           {stored.substr(0, entry), "expected a zip file, with a directory at its end"},
           {stored + "x", "expected a zip file, with a directory at its end"},
           {stored.substr(entry), "expected a directory that ends at byte"},
@@ -268,7 +270,7 @@ TEST_CASE("npz 42: damaged files") {
           {flipped, "\"a.npy\": "},
           {twice, "member \"a.npy\" appears twice"},
       });
-  CHECK(read(replaced(stored, end + 20, "\3") + "abc").size() == 3);
+  CHECK(read(replaced(stored, end + 20, "\3") + "abc").size() == 3);  // a comment of 3 bytes at the end is allowed
   for (const std::string& file : {stored, deflated})
     for (size_t n = 0; n < file.size(); ++n)
       CHECK_MESSAGE(error_of([&] { read(file.substr(0, n)); }).find("[npz] f: ") == 0, n);

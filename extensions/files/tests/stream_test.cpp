@@ -49,7 +49,7 @@ std::vector<int64_t> values_of(const Example& batch) {
 
 }  // namespace
 
-TEST_CASE("stream: a round has every record once, in another order in each") {
+TEST_CASE("stream: each round has every record once, in its own order") {
   TempDir dir;
   const auto shards = shards_of(dir, {5, 0, 17, 1, 9, 3, 0, 13});
   for (const int64_t block : {1, 2, 7, 1000})
@@ -74,7 +74,7 @@ TEST_CASE("stream: a round has every record once, in another order in each") {
   CHECK(plain == std::vector<int64_t>{0, 1, 2, 22, 32, 33, 3, 4, 5, 34, 35, 36});
 }
 
-TEST_CASE("stream: record i does not depend on what was asked before, nor by whom") {
+TEST_CASE("stream: record i does not depend on earlier reads or on the reader") {
   TempDir dir;
   const auto shards = shards_of(dir, {300, 20, 700, 90});
   for (const StreamOptions& options :

@@ -88,7 +88,7 @@ TEST_CASE("wav: a file written into a pipe, without a size in the header, is rea
   CHECK(parse_wav(as_bytes(same_length(all, 40, std::string(4, '\0'))), "f").samples.numel() == 0);
 }
 
-TEST_CASE("wav 42: damaged files") {
+TEST_CASE("wav: damaged files are rejected") {
   const std::string one = fmt_chunk(1, 1, 2, 16), good = wav_file(one + data_chunk("12345678"));
   const std::string guid("\x16\0\x10\0\0\0\0\0\1\0\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71", 24);
   CHECK(parse_wav(as_bytes(good), "f").samples.shape() == Shape{1, 4});

@@ -1,5 +1,4 @@
-// `lockstep simulate`: predicts the time of a collective on a network, or of a training step on ranks that do not
-// exist.
+// `lockstep simulate`: predicts the time of a collective on a network, or of a training step on absent ranks.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -79,7 +79,7 @@ std::string text_of(const std::string& module, const std::vector<std::string>& n
 
 }  // namespace
 
-TEST_CASE("plan: the shapes of a GPT are those of nn::GPT") {
+TEST_CASE("plan: the shapes of a GPT match nn::GPT") {
   for (const nn::GPT::Options& o :
        {small, nn::GPT::Options{.layers = 1, .width = 8, .heads = 1, .inner = 5, .tied = false},
         nn::GPT::Options{.layers = 3, .width = 12, .heads = 2, .bias = false}}) {
@@ -124,7 +124,7 @@ TEST_CASE("plan: a running model gives the figures that its options give") {
   CHECK_ERROR(model_shape_from(data::Json::Object{{"name", "x"}}, "an answer"), "an answer");
 }
 
-TEST_CASE("plan: units and owners are those of ZeRO") {
+TEST_CASE("plan: units and owners match ZeRO") {
   const std::string bodies[] = {
       R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 0})",
       R"("optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 10000})",
@@ -165,7 +165,7 @@ TEST_CASE("plan: units and owners are those of ZeRO") {
   }
 }
 
-TEST_CASE("plan: bytes of each rank are those of the ledger") {
+TEST_CASE("plan: bytes of each rank match the ledger") {
   const std::string bodies[] = {
       R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 0})",
       R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 1})",

@@ -41,7 +41,7 @@ void check_page(const std::string& page) {
 
 }  // namespace
 
-TEST_CASE("report: time inside time is counted once") {
+TEST_CASE("report: nested spans of time are counted once") {
   const report::TraceEvent outer{Category::backward, "backward", 1, 4, 0, {}},
       wait{Category::wait, "wait", 2, 1, 0, {}}, nothing{Category::other, "a scope", 3.5, 0.5, 0, {}},
       late{Category::optimizer, "AdamW", 6, 5, 0, {}};
@@ -60,7 +60,7 @@ TEST_CASE("report: time inside time is counted once") {
   CHECK(flatten({}, 0, 1).size() == 1);
 }
 
-TEST_CASE("report: the bubble of a pipeline is that of its schedule") {
+TEST_CASE("report: the bubble of a pipeline matches its schedule") {
   using pipeline::ScheduleKind;
   const struct {
     pipeline::PipelineRequest request;
@@ -164,7 +164,7 @@ TEST_CASE("report: traffic and memory beside the formulas") {
   }
 }
 
-TEST_CASE("report: a run without a trace, and folders that are none") {
+TEST_CASE("report: a run without a trace, and folders that hold no run") {
   const TempDir folder;
   CHECK_ERROR(read_run(folder.path), "found an empty folder");
   CHECK_ERROR(read_run(folder / "none"), "which does not exist");

@@ -25,7 +25,7 @@ constexpr int greatest = 4096;
 
 }  // namespace
 
-TEST_CASE("simulated times are those of the textbook") {
+TEST_CASE("simulated times match the textbook formulas") {
   const Network network{{5e-6, 25e9}, {}};
   int64_t compared = 0;
   for_each_pair([&](Algorithm a, Collective c) {

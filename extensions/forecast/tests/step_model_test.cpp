@@ -72,7 +72,7 @@ TEST_CASE("step model: one rank takes the sum of its parts") {
   CHECK(p.flops == doctest::Approx(3 * model().forward_flops() * 4 * 128));
 }
 
-TEST_CASE("step model: bytes are those of lockstep plan") {
+TEST_CASE("step model: bytes match lockstep plan") {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int dp : {1, 2, 3, 8, 64}) {
       for (const int passes : {1, 4}) {

@@ -36,7 +36,7 @@ TEST_CASE("traces: reading gives the written records") {
   CHECK(t.counters.at("loss").at(0).values.at("loss").as_number() == 2.5);
 }
 
-TEST_CASE("traces: cut at any byte, the records before it are read") {
+TEST_CASE("traces: of a file cut at any byte, the records before the cut are read") {
   const TempDir folder;
   traced(folder, 0, 1, [&] {
     for (int i = 0; i < 20; ++i) put("forward", Category::forward, i, i + 0.5);
@@ -81,7 +81,7 @@ TEST_CASE("traces: clocks that drifted are put right") {
   CHECK(at * 1e-6 == doctest::Approx(late.events[0].begin).epsilon(1e-6));
 }
 
-TEST_CASE("traces: ranks that are missing, runs that are mixed, files that are none of ours") {
+TEST_CASE("traces: missing ranks, mixed runs, files of another program") {
   const TempDir folder;
   std::vector<std::string> warnings;
   CHECK(read_traces(folder.path, warnings).empty());
@@ -123,7 +123,7 @@ TEST_CASE("traces: ranks that are missing, runs that are mixed, files that are n
   }
 }
 
-TEST_CASE("traces: a folder below is looked into") {
+TEST_CASE("traces: subfolders are searched") {
   const TempDir folder;
   trace::start(folder / "trace", {.zero_ns = zero_ns});
   trace::stop();

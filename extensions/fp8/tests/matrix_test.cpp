@@ -107,7 +107,7 @@ TEST_CASE("fp8: products of any size, and of none") {
   }
 }
 
-TEST_CASE("fp8: refusals") {
+TEST_CASE("fp8: unsupported arguments are rejected") {
   const Tensor x = randn({2, 3}), codes = zeros({2, 3}, {.dtype = u8});
   const auto refused = [&](const std::function<void()>& fn, const char* text) { CHECK(contains(message(fn), text)); };
   refused([&] { cast_fp8(x.to(f64), {.scale = one()}); }, "[cast_fp8] expected x (R, C) in f32, f16 or bf16");

@@ -13,7 +13,8 @@ using namespace lockstep;
 using namespace ::testing;
 namespace tp = lockstep::tensor_parallel;
 
-TEST_CASE("8-bit floats: a column has the whole's codes, and its gradient is summed while the weight's is computed") {
+TEST_CASE(
+    "8-bit floats: a column has the codes of the whole layer; its gradient is summed while the weight's is computed") {
   on_ranks(2, [](dist::ProcessGroup& g) {
     Fp8Scales scales;
     for (size_t i = 0; i < 3; ++i)
@@ -46,7 +47,7 @@ TEST_CASE("8-bit floats: a column has the whole's codes, and its gradient is sum
   });
 }
 
-TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers and gradients") {
+TEST_CASE("8-bit floats: chunks of a row have the bits, largest numbers and gradients of the whole") {
   on_ranks(2, [](dist::ProcessGroup& g) {
     const Autocast scope(bf16);
     const Tensor x = values(1, {4, 16, 64}, f32), w = values(2, {32, 64}, f32), up = values(4, {4, 16, 32}, bf16);

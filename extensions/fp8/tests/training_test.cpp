@@ -103,7 +103,7 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("fp8: numbers and codes equal PyTorch's, and numbers that are too large saturate") {
+TEST_CASE("fp8: numbers and codes match PyTorch, and numbers that are too large saturate") {
   const auto file = golden();
   for (const Fp8Format format : {Fp8Format::e4m3, Fp8Format::e5m2}) {
     const std::string name(name_of(format));
@@ -126,7 +126,7 @@ TEST_CASE("fp8: numbers and codes equal PyTorch's, and numbers that are too larg
   }
 }
 
-TEST_CASE("fp8: a linear layer with delayed scaling is the reference's") {
+TEST_CASE("fp8: a linear layer with delayed scaling matches the reference") {
   struct Recipe {
     int64_t margin, length;
     bool most_recent, hybrid;
@@ -241,7 +241,7 @@ TEST_CASE("fp8: the same bits for every number of ranks and stage of ZeRO, and w
   }
 }
 
-TEST_CASE("fp8: pipelines have the bits of one process; slices of layers are near") {
+TEST_CASE("fp8: pipelines are bit-identical to one process; slices of layers are near") {
   const std::vector<double> one = losses({.accumulation = 4}, "dp1");
   CHECK(one == losses({.accumulation = 4}, "pp2"));
   CHECK(one == losses({.accumulation = 2, .stage = 1}, "dp2+pp2"));

@@ -47,7 +47,7 @@ Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std:
 
 }  // namespace
 
-TEST_CASE("distribution: Transformers' probabilities") {
+TEST_CASE("distribution: probabilities match Transformers") {
   const data::Json golden = data::read_json(std::string(golden_folder()) + "/sampling.json");
   std::vector<float> logits;
   for (const data::Json& one : golden.at("logits").as_array()) logits.push_back(float(one.as_number()));
@@ -389,7 +389,7 @@ TEST_CASE("beams: with enough beams for all texts, the best one is found") {
   CHECK(best.score >= sum / double(greedy.tokens.size()) - 1e-6);
 }
 
-TEST_CASE("TextStream: whole characters, and nothing of a stop string") {
+TEST_CASE("TextStream: gives whole characters, and no part of a stop string") {
   struct Row {
     std::vector<std::string> stop, pieces;
     std::string text;

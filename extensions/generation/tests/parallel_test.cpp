@@ -21,7 +21,7 @@ TEST_CASE("generate: experts in a GPT") {
   CHECK(nn::generate(model, std::vector<int64_t>(2), {.max_new_tokens = 3}).tokens.size() == 3);
 }
 
-TEST_CASE("generate: tensor-parallel ranks say what one rank says") {
+TEST_CASE("generate: tensor-parallel ranks generate the text of one rank") {
   constexpr int64_t vocab = 29;
   const nn::GPT::Options o{.vocab = vocab, .context = 24, .layers = 2, .width = 48, .heads = 24, .dropout = 0.2};
   const auto seeded = [&] {
@@ -46,7 +46,7 @@ TEST_CASE("generate: tensor-parallel ranks say what one rank says") {
   });
 }
 
-TEST_CASE("generate: a model that shares sequences is refused") {
+TEST_CASE("generate: a model with context parallelism is rejected") {
   on_ranks(2, [&](dist::ProcessGroup& g) {
     nn::GPT model({.vocab = 17, .context = 16, .layers = 2, .width = 16, .heads = 4});
     sequence::share_sequences(model, g.new_group({0, 1}, "context"));

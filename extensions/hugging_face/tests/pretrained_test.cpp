@@ -36,7 +36,7 @@ Tensor ids_of(std::vector<int64_t> ids) {
 
 }  // namespace
 
-TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and texts") {
+TEST_CASE("pretrained: logits, losses, gradients and texts of Llamas match Transformers") {
   using Row = std::pair<std::string, std::string>;  // a file of values and the name of the folder beside it
   for (const auto& [values, name] :
        {Row{"llama", "main"}, Row{"llama", "mha"}, Row{"llama", "wide"}, Row{"llama", "llama3"}, Row{"llama", "linear"},
@@ -50,18 +50,19 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
     const Tensor ids = wanted("input_ids");
     const Variable logits = (*model)(ids);
     // The golden values were computed in f64. In f32 Transformers itself differs by 1.1e-5.
-    CHECK(difference(logits.tensor(), wanted("logits")) <= 3e-5);
-    CHECK(difference((*nn::from_pretrained(folder, {.dtype = f64}))(ids.to(cpu)).tensor(), wanted("logits")) <= 1e-5);
+    CHECK(max_relative_difference(logits.tensor(), wanted("logits")) <= 3e-5);
+    CHECK(max_relative_difference((*nn::from_pretrained(folder, {.dtype = f64}))(ids.to(cpu)).tensor(),
+                                  wanted("logits")) <= 1e-5);
     const int64_t tokens = ids.size(1) - 1;  // position t predicts token t + 1
     const Variable loss = cross_entropy(logits.narrow(1, 0, tokens).reshape({-1, logits.size(2)}),
                                         ids.narrow(1, 1, tokens).reshape({-1}));
-    CHECK(difference(loss.tensor(), wanted("loss")) <= 1e-5);
+    CHECK(max_relative_difference(loss.tensor(), wanted("loss")) <= 1e-5);
     loss.backward();
     int compared = 0;
     for (const auto& p : model->named_parameters()) {
       for (const auto& piece : nn::pretrained_pieces(model->o, p.name)) {
         const Tensor grad = piece.rows < 0 ? p.variable.grad() : p.variable.grad().narrow(0, piece.row, piece.rows);
-        CHECK_MESSAGE(difference(grad, wanted("grad/" + piece.name)) <= 2e-5, piece.name);
+        CHECK_MESSAGE(max_relative_difference(grad, wanted("grad/" + piece.name)) <= 2e-5, piece.name);
         ++compared;
       }
     }
@@ -477,7 +478,7 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
             equal(here, shard ? tensor_parallel::shard_of(from, shard->cut, ranks, dist::world().rank()) : from),
             all[i].name);
       }
-      return difference(logits(*model), wanted);
+      return max_relative_difference(logits(*model), wanted);
     });
     for (const double off : worst) CHECK(off <= (ranks == 1 ? 0 : 1e-5));
   }

@@ -8,7 +8,7 @@
 
 using namespace lockstep;
 
-TEST_CASE("from_pretrained: in 8 and 4 bits, with the bits of a model that is quantised later") {
+TEST_CASE("from_pretrained: in 8 and 4 bits, bit-identical to a model that is quantised later") {
   const std::string folder = std::string(golden_folder()) + "/models/llama_main";
   for (const bool eight : {true, false}) {
     const auto read = nn::from_pretrained(folder, {.load_in_8bit = eight, .load_in_4bit = !eight});

@@ -95,7 +95,7 @@ TEST_CASE("2000 texts in six tokenizers, as the reference has them") {
   }
 }
 
-TEST_CASE("a SentencePiece-like tokenizer, by hand") {
+TEST_CASE("a SentencePiece-like tokenizer, against results worked out by hand") {
   TempDir dir;
   const auto write = [&](const std::string& added) {
     std::string vocab = R"("<unk>": 0, "<s>": 1, "</s>": 2)", merges;
@@ -203,7 +203,7 @@ TEST_CASE("a folder with SentencePiece's own file alone") {
   CHECK_ERROR(load_tokenizer(dir / "gone"), "there is no such folder");
 }
 
-TEST_CASE("words of Llama 3 and Qwen 2") {
+TEST_CASE("pre-tokenisation of Llama 3 and Qwen 2") {
   const auto words = [](std::string_view text, WordPattern pattern) {
     std::string joined;
     for (const auto word : split_words(text, pattern)) (joined += word) += '|';
@@ -228,7 +228,7 @@ TEST_CASE("words of Llama 3 and Qwen 2") {
   CHECK(!word_pattern("\\w+"));
 }
 
-TEST_CASE("canonical composition of every character, and of many together, is Python's") {
+TEST_CASE("canonical composition of every character, and of many together, matches Python") {
   std::string all;
   for (uint32_t code = 0; code < 0x110000; ++code) {
     if (code >= 0xd800 && code < 0xe000) continue;
@@ -261,7 +261,7 @@ TEST_CASE("canonical composition of every character, and of many together, is Py
   CHECK(to_nfc("e\xcc\x81\xff\xcc") == "é\xff\xcc");
 }
 
-TEST_CASE("merging is that of a search through all pairs after every merge") {
+TEST_CASE("merging matches a search through all pairs after every merge") {
   Draws draws({.seed = 3});
   for (int round = 0; round < 200; ++round) {
     // Tokens are base-3 digits after a leading 1. The merges are in arbitrary order, which training would never

@@ -83,7 +83,7 @@ TEST_CASE("words of the pre-tokenisation") {
   for (const auto& row : rows) CHECK(words(row[0]) == row[1]);
 }
 
-TEST_CASE("special tokens, and ids that are none") {
+TEST_CASE("special tokens, and ids without a token") {
   const auto tokenizer = from_files();
   const int32_t end = tokenizer.special("<|endoftext|>");
   const auto ids = tokenizer.encode("a<|endoftext|>", {.parse_special = true});

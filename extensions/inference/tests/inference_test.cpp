@@ -162,7 +162,7 @@ TEST_CASE("inference: heads that ranks do not divide") {
   }
 }
 
-TEST_CASE("inference: Llamas give Transformers' texts on 1, 2 and 4 ranks") {
+TEST_CASE("inference: texts of Llamas match Transformers on 1, 2 and 4 ranks") {
   const auto file = SafeTensors::open(golden + "/llama.safetensors");
   for (const std::string name : {"main", "mha", "wide", "llama3", "linear", "yarn"}) {
     CAPTURE(name);
@@ -194,7 +194,7 @@ TEST_CASE("inference: Llamas give Transformers' texts on 1, 2 and 4 ranks") {
         return m;
       });
       for (const Made& m : made) {
-        CHECK(difference(m.logits, single) <= 1e-5);
+        CHECK(max_relative_difference(m.logits, single) <= 1e-5);
         for (size_t i = 0; i < 3; ++i) {
           const Ids text = file.tensor(name + "/" + rows[i].name).to_vector<int64_t>();
           CHECK(m.texts[i] == Ids(text.begin() + 5, text.end()));
@@ -333,7 +333,7 @@ TEST_CASE("inference: weights from checkpoints of every kind, and into a folder"
              nn::GPT model(o);
              return init_inference(model, config, quiet)(some_tokens).tensor();
            }))
-        CHECK(difference(got, logits) <= (ranks == 1 ? 0 : 1e-5));
+        CHECK(max_relative_difference(got, logits) <= (ranks == 1 ? 0 : 1e-5));
     }
     // Saves a model from memory without sharding; any number of ranks can load it.
     const std::string to = d / str("saved", ranks);
@@ -385,7 +385,7 @@ TEST_CASE("inference: ZeRO's blocks come from host memory and from a file") {
         auto engine = init_inference(llama, config, quiet);
         CHECK(engine.module().blocks[0].mlp.up.weight.tensor().storage()->is_empty());
         CHECK(!engine.module().tokens_table.weight.tensor().storage()->is_empty());
-        CHECK(difference(engine(some_tokens).tensor(), logits) <= (ranks == 1 ? 0 : 1e-5));
+        CHECK(max_relative_difference(engine(some_tokens).tensor(), logits) <= (ranks == 1 ? 0 : 1e-5));
         CHECK(engine.generate(prompt, {.max_new_tokens = 8}).tokens == text);
       });
       CHECK(std::filesystem::is_empty(d.str()));
@@ -478,8 +478,8 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
   const auto encoder = both_ways.second;
   Tensor other = some_tokens.clone();
   other.narrow(1, 4, 1).fill_(7);  // without a causal mask, the first token attends to the last one
-  CHECK(difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1), (*encoder)(other).tensor().narrow(1, 0, 1)) >
-        1e-6);
+  CHECK(max_relative_difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1),
+                                (*encoder)(other).tensor().narrow(1, 0, 1)) > 1e-6);
   CHECK_ERROR(encoder->generate(Ids{1}), "triangular_masking is false");
 
   const struct {

@@ -225,7 +225,7 @@ TEST_CASE("the last lines of a stream") {
   CHECK(relay.tail(1) == relay.tail(3));
 }
 
-TEST_CASE("what is said through ssh") {
+TEST_CASE("what ranks print through ssh") {
   CHECK(shell_quote("a-b_c/d.e=f:1") == "a-b_c/d.e=f:1");
   CHECK(shell_quote("") == "''");
   CHECK(shell_quote("it's $HOME; `x`") == "'it'\\''s $HOME; `x`'");

@@ -11,7 +11,7 @@
 
 using namespace lockstep;
 
-TEST_CASE("composed: gradients of differences") {
+TEST_CASE("composed: gradients match finite differences") {
   manual_seed(6);
   const Tensor places = Tensor::from<int64_t>({1, 0, 1, 1}, {4, 1, 1});
   check_gradients("cdist", {{2, 3, 4}, {5, 4}}, [](auto& x) { return cdist(x[0], x[1]); });

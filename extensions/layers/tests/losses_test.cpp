@@ -12,7 +12,7 @@
 
 using namespace lockstep;
 
-TEST_CASE("losses: gradients of differences") {
+TEST_CASE("losses: gradients match finite differences") {
   manual_seed(4);
   const Tensor signs = integers({1, -1, -1, 1, -1, 1}, {2, 3}), one_each = integers({1, -1}, {2});
   const Tensor classes = integers({2, 0}, {2}), lists = integers({2, 0, -1, 1, -1, -1}, {2, 3});

@@ -20,7 +20,7 @@ List numbers(const Tensor& x) { return x.to_vector<double>(); }
 
 }  // namespace
 
-TEST_CASE("picking: gradients of differences") {
+TEST_CASE("picking: gradients match finite differences") {
   manual_seed(9);
   const Tensor mask = Tensor::from<int64_t>({1, 0, 1, 1, 0, 1}, {2, 3}).to(boolean);
   const Tensor rows = Tensor::from<int64_t>({1, 0, -1, 1}), columns = Tensor::from<int64_t>({2, 0, 2, 2});
@@ -38,7 +38,7 @@ TEST_CASE("picking: gradients of differences") {
   check_gradient("msort", {{4, 3}}, [](auto& x) { return msort(x[0]); });
 }
 
-TEST_CASE("picking: the last value for a place stays, sums are in order, and x is not changed") {
+TEST_CASE("picking: the last value for an index wins, sums are in order, and x is not changed") {
   const Tensor x = zeros({3}), index = Tensor::from<int64_t>({1, 1, -2}), values = Tensor::from({1.f, 2.f, 4.f});
   CHECK(numbers(index_put(x, {index}, values)) == List{0, 4, 0});
   CHECK(numbers(index_put(x, {index}, values, true)) == List{0, 7, 0});

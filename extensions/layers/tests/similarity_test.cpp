@@ -61,7 +61,7 @@ TEST_CASE("similarity: gradients of a model of all layers, and it learns") {
   CHECK(last < 0.2 * first);
 }
 
-TEST_CASE("similarity: a Bilinear that is built empty is filled with the bits of plain construction") {
+TEST_CASE("similarity: a Bilinear that is built empty is filled bit-identically to plain construction") {
   testing::check_built_empty([] { return Bilinear({.in1 = 2, .in2 = 3, .out = 2}); });
 }
 

@@ -111,8 +111,7 @@ Tensor by_columns(const Tensor& a) { return a.transpose(1, 2).clone(); }
 
 /// The data of matrix i of a batch.
 template <class T> T* at(const Tensor& x, int64_t i) { return x.data<T>() + i * x.strides()[0]; }
-/// The addresses of the matrices of a batch, as an array on the device. They are computed in f64, which is exact for
-/// addresses.
+/// The addresses of the matrices of a batch, as an array on the device. Computed in f64, which is exact for addresses.
 Tensor places(const Tensor& x) {
   Tensor out = empty({x.size(0)}, {i64, x.device()});
   const double first = double(reinterpret_cast<uintptr_t>(x.raw_data()));

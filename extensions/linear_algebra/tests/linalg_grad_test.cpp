@@ -22,7 +22,7 @@ Variable regular(const Variable& x) { return x + Variable(eye(x.size(-1), -1, {.
 
 }  // namespace
 
-TEST_CASE("linalg: gradients of differences") {
+TEST_CASE("linalg: gradients match finite differences") {
   manual_seed(8);
   using la::QrMode;
   check_gradients("solve", {{3, 3}, {3, 2}}, [](auto& x) { return la::solve(regular(x[0]), x[1]); });
@@ -131,7 +131,7 @@ TEST_CASE("linalg: gradients at the edges") {
   CHECK_ERROR(sum(r.r).backward(), "[qr] mode r has no gradient");
 }
 
-TEST_CASE("linalg: variables have the values of tensors, under autocast too") {
+TEST_CASE("linalg: Variables give the same values as Tensors, under autocast too") {
   manual_seed(9);
   const Tensor a = randn({2, 4, 4}), b = randn({2, 4, 3}), s = matmul(a, a.transpose(1, 2)) + eye(4);
   const auto same = [](const Tensor& x, const Variable& y) { CHECK(equal(x, y.tensor())); };

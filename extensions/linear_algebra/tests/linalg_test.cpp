@@ -361,7 +361,7 @@ TEST_CASE("linalg: one matrix of a batch that fails is named, and the others are
   }
 }
 
-TEST_CASE("linalg: threads change no bit") {
+TEST_CASE("linalg: the bits do not depend on the number of threads") {
   manual_seed(7);
   const Tensor a = sampled({300, 9, 9}, f32), large = sampled({150, 100}, f32), s = positive({40}, 20, f64);
   const Tensor one = matmul(t(large), large);

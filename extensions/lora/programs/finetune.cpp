@@ -41,7 +41,7 @@ struct FinetuneOptions {
 data::DatasetPtr<data::Example> blocks_of(const data::Tokens& tokens, int64_t block, const std::string& name) {
   const int64_t blocks = tokens.size() / block;
   LOCKSTEP_CHECK(blocks >= 1, name, ": expected a text of at least --block_size ", block, " tokens, got ",
-                 tokens.size());
+                 tokens.size(), "; give more text, or a smaller --block_size");
   const Tensor all = tokens.part(0, blocks * block).tensor().to(i64).view({blocks, block});
   return data::share(
       data::TensorDataset(all.narrow(1, 0, block - 1).contiguous(), all.narrow(1, 1, block - 1).contiguous()));

@@ -46,7 +46,7 @@ struct AdapterFolder {
 
 }  // namespace
 
-TEST_CASE("adapter: peft's folders give peft's logits") {
+TEST_CASE("adapter: folders of peft give the logits of peft") {
   const OnCpu on_cpu;
   for (const std::string name : {"llama", "gpt2"}) {
     INFO(name);

@@ -36,7 +36,7 @@ std::string trained(nn::Module& model) {
 
 }  // namespace
 
-TEST_CASE("lora: B of zeros gives the base's bits, and targets are found by name") {
+TEST_CASE("lora: with B = 0 results are bit-identical to the base, and targets are found by name") {
   struct Row {
     bool llama;
     std::vector<std::string> targets;

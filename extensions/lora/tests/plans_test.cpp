@@ -66,7 +66,7 @@ Tensors train_lora(const LoraMix& m, bool sequence = false) {
 
 }  // namespace
 
-TEST_CASE("lora: plans train adapters with the bits of one process; slices to a tolerance") {
+TEST_CASE("lora: plans train adapters bit-identically to one process; slices to a tolerance") {
   const OnCpu on_cpu;
   const std::vector<nn::LoraOptions> options{{.r = 2, .alpha = 8, .dropout = 0.2},
                                              {.r = 3, .targets = {"out_proj", "mlp.up", "down"}},

@@ -27,7 +27,7 @@ struct Valley {
 
 }  // namespace
 
-TEST_CASE("LBFGS makes PyTorch's steps, with a line search and without") {
+TEST_CASE("LBFGS: steps match PyTorch, with a line search and without") {
   const struct {
     LBFGSOptions options;
     std::vector<double> losses, x;

@@ -110,7 +110,7 @@ TEST_CASE("what rules keep begins at the parameters if a loaded state lacks it")
   CHECK(values(length.tensor())[0] == 9.5F);
 }
 
-TEST_CASE("rare rules refuse nonsense") {
+TEST_CASE("rare rules reject invalid options") {
   Variable w(ones({1}), true);
   CHECK_ERROR(LAMB({w}, {.min_trust = 2, .max_trust = 1}), "max_trust >= min_trust");
   CHECK_ERROR(Sophia({w}, {}).update_hessian(), "expected hessian_interval 0, got 10");

@@ -15,7 +15,7 @@ using namespace lockstep;
 using namespace lockstep::optim;
 using namespace testing;
 
-TEST_CASE("schedules set rates at once, go on from a state, and refuse nonsense") {
+TEST_CASE("schedules set rates at once, go on from a state, and reject invalid options") {
   Variable w(ones({1}), true);
   SGD a({w}, {.lr = 1, .momentum = 0.9}), b({w}, {.lr = 1, .momentum = 0.9});
   CosineAnnealingLR first(a, {.T_max = 10}), second(b, {.T_max = 10});
@@ -73,7 +73,7 @@ TEST_CASE("lists of schedules refuse nonsense") {
   CHECK_ERROR(SWALR(sgd, {.swa_lr = 1, .anneal_strategy = "log"}), "expected anneal_strategy 'cos' or 'linear'");
 }
 
-TEST_CASE("DDP: a plateau is that of the mean metric of the ranks") {
+TEST_CASE("DDP: ReduceLROnPlateau uses the mean metric of the ranks") {
   const auto rates = on_ranks<double>(2, [](int rank) {
     nn::Linear net = linear(3, 1);
     optim::SGD sgd(net.parameters(), {.lr = 0.1});

@@ -41,7 +41,7 @@ Tensors trained(const Config& config, int ranks) {
 
 }  // namespace
 
-TEST_CASE("8 bits: values, scales and codes are bitsandbytes'; a second moment above 0 stays above") {
+TEST_CASE("8 bits: values, scales and codes match bitsandbytes; a second moment above 0 stays above") {
   const OnCpu on_cpu;
   const auto golden = data::SafeTensors::open(std::string(golden_folder()) + "/block_codes.safetensors");
   for (const bool is_signed : {true, false}) {
@@ -89,7 +89,7 @@ TEST_CASE("8 bits: values, scales and codes are bitsandbytes'; a second moment a
   }
 }
 
-TEST_CASE("8 bits: 2.03 bytes an element, those of plan; small parameters and tables keep f32") {
+TEST_CASE("8 bits: 2.03 bytes an element, as lockstep plan predicts; small parameters and tables keep f32") {
   const OnCpu on_cpu;
   manual_seed(1);
   Variable large(randn({512, 256}), true), table(randn({512, 256}), true), small(randn({64}), true);

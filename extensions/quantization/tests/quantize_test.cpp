@@ -172,7 +172,7 @@ TEST_CASE("quantize: a state with scales of another dtype than the model's loads
   CHECK(equal((*floating)(some_tokens()).tensor(), of_tiny));
 }
 
-TEST_CASE("quantised: activations, 16 bits, and numbers that are none") {
+TEST_CASE("quantised: activations, 16 bits, NaN and infinity") {
   manual_seed(3);
   const Tensor w = randn({40, 64}), x = randn({9, 64}), b = randn({40});
   for (const QuantFormat format : formats) {

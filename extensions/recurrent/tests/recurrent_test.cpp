@@ -75,7 +75,7 @@ bool same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 
 }  // namespace
 
-TEST_CASE("recurrent: gradients, and theirs, of every cell, direction and projection, with sequences that end") {
+TEST_CASE("recurrent: first and second derivatives of every cell, direction and projection, with sequences that end") {
   manual_seed(3);
   std::vector<CellRow> rows;
   for (const RecurrentCell cell : {RecurrentCell::tanh, RecurrentCell::relu, RecurrentCell::lstm, RecurrentCell::gru})
@@ -97,8 +97,7 @@ TEST_CASE("recurrent: gradients, and theirs, of every cell, direction and projec
   }
 }
 
-TEST_CASE(
-    "recurrent: second derivatives of layers, packed and with dropout; third ones; some of what can be asked for") {
+TEST_CASE("recurrent: second derivatives of layers, packed and with dropout; third derivatives; of some inputs only") {
   manual_seed(8);
   const auto f64_leaf = [](const Shape& shape) { return Variable(randn(shape, {.dtype = f64}) * 0.5, true); };
   LSTM lstm({.input = 2, .hidden = 3, .layers = 2, .dropout = 0.4, .bidirectional = true, .proj_size = 2});
@@ -136,7 +135,7 @@ TEST_CASE(
   CHECK(grad(sum(slope * slope), {x})[0].tensor().numel() == 4);
 }
 
-TEST_CASE("recurrent: second derivatives are PyTorch's") {
+TEST_CASE("recurrent: second derivatives match PyTorch") {
   const auto fill = [](const Shape& shape, double start) {
     return sin(arange(numel_of(shape), {.dtype = f64}) * 1.7 + start).reshape(shape) * 0.6;
   };

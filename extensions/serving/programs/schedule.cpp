@@ -1,5 +1,4 @@
-// `lockstep schedule serving`: simulates `gpt serve` without a model, and prints or draws which requests each step
-// serves.
+// `lockstep schedule serving`: simulates `gpt serve` without a model, and prints or draws the requests of each step.
 #include <fmt/core.h>
 
 #include <algorithm>

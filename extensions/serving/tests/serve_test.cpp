@@ -215,7 +215,7 @@ TEST_CASE("schedule: blocks before the window are given back") {
   CHECK(state.blocks.free() == 12);
 }
 
-TEST_CASE("paged_attention: the bits of keys in one piece") {
+TEST_CASE("paged_attention: bit-identical to attention over contiguous keys") {
   struct Row {
     DType dtype;
     int64_t heads, groups, width, size, window = 0;

@@ -36,7 +36,7 @@ double distance(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-TEST_CASE("sparse_attention: the layouts and the results of DeepSpeed's own classes") {
+TEST_CASE("sparse_attention: layouts and results match DeepSpeed's own classes") {
   const OnCpu on_cpu;
   struct Row {
     const char *name, *block;
@@ -225,7 +225,7 @@ TEST_CASE("sparse_attention: a model trains with it under every plan as in one p
   CHECK(train_gpt("false", "dp1", true).losses != list.losses);
 }
 
-TEST_CASE("sparse_attention: models and plans that it cannot be with") {
+TEST_CASE("sparse_attention: models and plans that do not support it are rejected") {
   const OnCpu on_cpu;
   Net plain;
   CHECK(contains(message([&] {

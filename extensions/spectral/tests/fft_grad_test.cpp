@@ -88,7 +88,7 @@ TEST_CASE("complex: derivatives, first and second") {
   CHECK(equal(zero.grad(), zeros({2}, {.dtype = c128})));
 }
 
-TEST_CASE("complex: gradients are PyTorch's") {
+TEST_CASE("complex: gradients match PyTorch") {
   const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Variable x(Tensor::from<Number>({{1, 2}, {-3, 0.5}}), true);
   sum(square(abs(x))).backward();  // d |z|^2 = 2 z

@@ -17,7 +17,7 @@ Tensor coloured(const char* op, const Tensor& x) {
 
 Tensor of_bytes(const char* op, const Tensor& x) {
   Tensor in = picture(op, x);
-  LOCKSTEP_CHECK(in.dtype() == u8, "[", op, "] expected a u8 picture, got ", in.dtype());
+  LOCKSTEP_CHECK(in.dtype() == u8, "[", op, "] expected a u8 picture, got ", in.dtype(), "; apply it before ToTensor");
   return in;
 }
 
@@ -122,7 +122,7 @@ Tensor adjust_saturation(const Tensor& x, double factor) {
 }
 
 Tensor adjust_hue(const Tensor& x, double shift) {
-  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5, "[adjust_hue] expected a turn in [-0.5, 0.5], got ", shift);
+  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5, "[adjust_hue] expected a hue shift in [-0.5, 0.5] turns, got ", shift);
   const Tensor in = coloured("adjust_hue", x);
   if (in.size(0) == 1) return in;
   const Tensor out = empty_like(in);

@@ -55,7 +55,7 @@ Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& ch
   LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
                  channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);
   LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= limit && width <= limit, "[", op, "] expected 1 to ", limit,
-                 " pixels in each direction, got ", height, " x ", width);
+                 " pixels in each direction, got ", height, " x ", width, "; crop or resize it");
   const Tensor full = image.contiguous();
   const uint8_t* from = full.data<uint8_t>();
   Pixels pixels{height, width, int(own), std::vector<uint8_t>(size_t(n * own))};
@@ -81,10 +81,10 @@ Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& o
   const bool png = starts("\x89PNG\r\n\x1a\n"), jpeg = starts("\xff\xd8\xff");
   LOCKSTEP_CHECK(
       png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
-      file.empty()
-          ? "an empty file"
-          : str("one that starts with \"",
-                excerpt({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
+      file.empty() ? "an empty file"
+                   : str("one that starts with \"",
+                         excerpt({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""),
+      "; convert it");
   return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
                    options.mode);
 }

@@ -47,8 +47,8 @@ void check_batch(const char* op, const Example& batch, int64_t classes, double a
   const Tensor labels = y.contiguous();
   for (int64_t i = 0; i < labels.numel(); ++i)
     LOCKSTEP_CHECK(labels.data<int64_t>()[i] >= 0 && labels.data<int64_t>()[i] < classes, "[", op,
-                   "] expected targets from 0 to ", classes - 1, ", got ", labels.data<int64_t>()[i], " for sample ",
-                   i);
+                   "] expected targets from 0 to ", classes - 1, ", got ", labels.data<int64_t>()[i], " for sample ", i,
+                   "; correct the targets, or classes");
 }
 
 /// One-hot targets, mixed: `part` of each sample's own class, the rest of the previous sample's class.
@@ -84,7 +84,7 @@ Example MixUp::operator()(const Example& batch) const {
 Example CutMix::operator()(const Example& batch) const {
   check_batch("CutMix", batch, classes, alpha);
   LOCKSTEP_CHECK(batch.input.dim() == 4, "[CutMix] expected pictures (N, channels, height, width), got ",
-                 batch.input.shape());
+                 batch.input.shape(), "; unsqueeze(0) adds a batch");
   Draws draws(next_random_key());
   const double half = 0.5 * std::sqrt(1 - beta_draw(draws, alpha));
   const Tensor in = batch.input.contiguous(), out = in.clone();

@@ -114,7 +114,7 @@ template <class T> struct Plane {
 Tensor picture(const char* op, const Tensor& x) {
   LOCKSTEP_CHECK(x.defined() && x.device().is_cpu() && x.dim() == 3 && (x.dtype() == u8 || x.dtype() == f32), "[", op,
                  "] expected a picture (channels, height, width), u8 or f32, on the cpu, got ",
-                 x.defined() ? str(x.dtype(), x.shape(), " on ", x.device()) : "none");
+                 x.defined() ? str(x.dtype(), x.shape(), " on ", x.device()) : "none", "; convert, move or reshape it");
   LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected a picture of at least 1 x 1 pixels, got ", x.shape());
   return x.contiguous();
 }
@@ -175,7 +175,7 @@ Tensor flip_vertically(const Tensor& x) {
 Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
   const Tensor in = picture("affine", x), out = empty_like(in);
   for (const double number : {m.a, m.b, m.c, m.d, m.e, m.f})
-    LOCKSTEP_CHECK(std::isfinite(number), "[affine] expected a map of finite numbers, got ", number);
+    LOCKSTEP_CHECK(std::isfinite(number), "[affine] expected finite coefficients, got ", number);
   const int64_t channels = in.size(0), h = in.size(1), w = in.size(2);
   const double middle_y = double(h) / 2, middle_x = double(w) / 2, far = 4.0 * double(h + w);
   dispatch<uint8_t, float>(x.dtype(), "affine", [&]<class T> {

@@ -30,11 +30,11 @@ std::map<std::string, Tensor> arrays_of(const std::string& name) {
 std::string text_of(const std::string& path) { return read_file(path, 1 << 20); }
 
 /// The largest difference; infinity if shapes or dtypes differ.
-double off(const Tensor& a, const Tensor& b) {
+double max_difference(const Tensor& a, const Tensor& b) {
   if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return INFINITY;
   return max(abs(sub(a.to(f64), b.to(f64)))).item();
 }
-Tensor slope(int64_t channels, int64_t height, int64_t width) {
+Tensor ramp(int64_t channels, int64_t height, int64_t width) {
   return arange(channels * height * width).to(u8).reshape({channels, height, width});
 }
 
@@ -82,7 +82,7 @@ TEST_CASE("pictures: files are read as Pillow reads them") {
     const Tensor ours = read_image(golden("pictures/" + (gray ? "rgb.png" : name)),
                                    {.mode = gray ? ImageMode::gray : ImageMode::unchanged});
     // The conversion from CMYK is approximate; everything else is exact.
-    CHECK(off(ours, entry.second) <= (name == "cmyk.jpg" ? 1 : 0));
+    CHECK(max_difference(ours, entry.second) <= (name == "cmyk.jpg" ? 1 : 0));
     ++read;
   }
   CHECK(read == 16);
@@ -94,10 +94,11 @@ TEST_CASE("pictures: modes") {
     return read_image(golden(str("pictures/", name)), {.mode = mode});
   };
   const Tensor rgba = of("rgba.png", ImageMode::unchanged), la = of("gray_alpha.png", ImageMode::unchanged);
-  CHECK(off(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
-  CHECK(off(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
-  CHECK(off(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) == 0);
-  CHECK(off(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
+  CHECK(max_difference(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
+  CHECK(max_difference(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
+  CHECK(max_difference(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) ==
+        0);
+  CHECK(max_difference(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
   CHECK(min(of("rgb.jpg", ImageMode::rgb_alpha).narrow(0, 3, 1)).item() == 255);
   CHECK(of("rgb.jpg", ImageMode::gray).shape() == Shape{1, 33, 35});
   CHECK(of("palette.png", ImageMode::gray_alpha).size(0) == 2);
@@ -108,19 +109,20 @@ TEST_CASE("pictures: PNG comes back as it was written") {
   TempDir dir;
   for (int64_t channels = 1; channels <= 4; ++channels)
     for (const auto& [h, w] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 33}}) {
-      const Tensor image = slope(channels, h, w);
+      const Tensor image = ramp(channels, h, w);
       save_png(dir / "a.png", image, int(channels));
-      CHECK(off(read_image(dir / "a.png"), image) == 0);
-      CHECK(off(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) == 0);
+      CHECK(max_difference(read_image(dir / "a.png"), image) == 0);
+      CHECK(max_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) ==
+            0);
     }
   CHECK(dir.files() == 2);
-  CHECK_ERROR(encode_png(slope(5, 1, 1)), "[encode_png] expected 1 to 4 channels, got 5");
+  CHECK_ERROR(encode_png(ramp(5, 1, 1)), "[encode_png] expected 1 to 4 channels, got 5");
   CHECK_ERROR(encode_png(zeros({1, 2, 2})), "[encode_png] expected a u8 picture (channels, height, width) on the cpu");
-  CHECK_ERROR(encode_png(slope(1, 0, 2)), "[encode_png] expected 1 to 1000000 pixels");
-  CHECK_ERROR(encode_png(slope(1, 1, 1), 10), "[encode_png] expected a compression from 0 to 9, got 10");
+  CHECK_ERROR(encode_png(ramp(1, 0, 2)), "[encode_png] expected 1 to 1000000 pixels");
+  CHECK_ERROR(encode_png(ramp(1, 1, 1), 10), "[encode_png] expected a compression from 0 to 9, got 10");
 }
 
-TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it was") {
+TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to nearly the same picture") {
   const OnCpu on_cpu;
   const auto expected = arrays_of("written.safetensors");
   int written = 0;
@@ -164,26 +166,26 @@ TEST_CASE("pictures: JPEG has the bytes of Pillow's, and comes back nearly as it
   const Tensor noise = randint(0, 256, {1, 300, 290}).to(u8);
   const std::string large = encode_jpeg(noise, 100);
   CHECK(large.size() > 3 << 14);
-  CHECK(off(decode_image(as_bytes(large), "large"), noise) <= 3);
+  CHECK(max_difference(decode_image(as_bytes(large), "large"), noise) <= 3);
   CHECK(encode_jpeg(waves(3, 9, 5).transpose(1, 2)) == encode_jpeg(waves(3, 9, 5).transpose(1, 2).contiguous(), 75));
   CHECK(dir.files() == 1);
-  CHECK_ERROR(encode_jpeg(slope(2, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 2");
-  CHECK_ERROR(encode_jpeg(slope(4, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 4");
+  CHECK_ERROR(encode_jpeg(ramp(2, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 2");
+  CHECK_ERROR(encode_jpeg(ramp(4, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 4");
   CHECK_ERROR(encode_jpeg(zeros({1, 2, 2})),
               "[encode_jpeg] expected a u8 picture (channels, height, width) on the cpu, got f32");
   CHECK_ERROR(encode_jpeg({}), "(channels, height, width) on the cpu, got none");
-  CHECK_ERROR(encode_jpeg(slope(1, 2, 0)), "[encode_jpeg] expected 1 to 65500 pixels in each direction, got 2 x 0");
-  CHECK_ERROR(encode_jpeg(slope(1, 65501, 1)), "[encode_jpeg] expected 1 to 65500 pixels");
+  CHECK_ERROR(encode_jpeg(ramp(1, 2, 0)), "[encode_jpeg] expected 1 to 65500 pixels in each direction, got 2 x 0");
+  CHECK_ERROR(encode_jpeg(ramp(1, 65501, 1)), "[encode_jpeg] expected 1 to 65500 pixels");
   for (const int quality : {0, 101})
-    CHECK_ERROR(encode_jpeg(slope(1, 1, 1), quality),
+    CHECK_ERROR(encode_jpeg(ramp(1, 1, 1), quality),
                 str("[encode_jpeg] expected a quality from 1 to 100, got ", quality));
-  CHECK_ERROR(save_jpeg(dir / "a.jpg", slope(2, 1, 1)), "expected 1 or 3 channels");
+  CHECK_ERROR(save_jpeg(dir / "a.jpg", ramp(2, 1, 1)), "expected 1 or 3 channels");
   CHECK(read_image(dir / "a.jpg").shape() == Shape{3, 64, 33});  // the old file is kept
 }
 
-TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture") {
+TEST_CASE("pictures: with any byte damaged, decoding gives an Error of one line, or a picture") {
   const OnCpu on_cpu;
-  int refused = 0, all = 0;
+  int rejected = 0, all = 0;
   for (const char* name : {"gray.png", "palette_alpha.png", "rgba.png", "interlaced.png", "gray.jpg", "exif.jpg",
                            "progressive.jpg", "cmyk.jpg"}) {
     const std::string entire = text_of(golden(str("pictures/", name)));
@@ -196,7 +198,7 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
       CHECK(one_line);
       CHECK(named);
       ++all;
-      refused += !error.empty();
+      rejected += !error.empty();
       return error;
     };
     for (size_t at = 0; at < entire.size(); ++at) {
@@ -205,17 +207,17 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
         text[at] = char(entire[at] ^ bits);
         read(text);
       }
-      const bool cut_has_pixels = !read(entire.substr(0, at)).empty();
+      const bool cut_is_rejected = !read(entire.substr(0, at)).empty();
       // The last two bytes of a JPEG file are the end marker; a file without them is still read.
-      CHECK((cut_has_pixels || at + 2 >= entire.size()));
+      CHECK((cut_is_rejected || at + 2 >= entire.size()));
     }
     CHECK(read(entire).empty());
   }
-  CHECK(refused > all / 2);
+  CHECK(rejected > all / 2);
   CHECK_ERROR(read_image(golden("pictures/bad_cut.jpg")), "bad_cut.jpg: ");
 }
 
-TEST_CASE("pictures: limits come before memory") {
+TEST_CASE("pictures: limits are checked before memory is allocated") {
   const OnCpu on_cpu;
   const std::string png = text_of(golden("pictures/rgb.png"));
   CHECK_ERROR(decode_image(as_bytes(png), "f", {.max_pixels = 142}),
@@ -233,10 +235,10 @@ TEST_CASE("pictures: limits come before memory") {
   CHECK_ERROR(read_image("/nowhere.png"), "[file] cannot open /nowhere.png");
 }
 
-TEST_CASE("pictures: a PNG's texts are passed over") {
+TEST_CASE("pictures: text chunks of a PNG are skipped, not decompressed") {
   const OnCpu on_cpu;
   const std::string png = text_of(golden("pictures/rgb.png"));
-  std::string content("a\0\0", 3), texts;
+  std::string content("a\0\0", 3), chunks;
   const std::string long_text(7900000, 'a');
   uLongf size = compressBound(long_text.size());
   std::string packed(size, '\0');
@@ -244,12 +246,12 @@ TEST_CASE("pictures: a PNG's texts are passed over") {
                    long_text.size()) == Z_OK);
   content = "zTXt" + content + packed.substr(0, size);
   const auto sum = uint32_t(crc32(0, reinterpret_cast<const Bytef*>(content.data()), uInt(content.size())));
-  for (int i = 0; i < 30; ++i) texts += big_endian(uint32_t(content.size() - 4), 4) + content + big_endian(sum, 4);
-  const size_t behind_header = 33;
-  const std::string file = png.substr(0, behind_header) + texts + png.substr(behind_header);
+  for (int i = 0; i < 30; ++i) chunks += big_endian(uint32_t(content.size() - 4), 4) + content + big_endian(sum, 4);
+  const size_t after_header = 33;
+  const std::string file = png.substr(0, after_header) + chunks + png.substr(after_header);
   PeakMemory::reset();
   const int64_t before = PeakMemory::now();
-  CHECK(off(decode_image(as_bytes(file), "f"), read_image(golden("pictures/rgb.png"))) == 0);
+  CHECK(max_difference(decode_image(as_bytes(file), "f"), read_image(golden("pictures/rgb.png"))) == 0);
   CHECK(PeakMemory::now() - before < 64 << 20);  // the 30 texts would take 237 MB
 }
 
@@ -264,9 +266,9 @@ TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
   CHECK(error(arithmetic_jpeg(29, 29, 1, 300)).empty());
 }
 
-TEST_CASE("pictures: changes are torchvision's") {
+TEST_CASE("pictures: transforms match torchvision") {
   const OnCpu on_cpu;
-  const auto expected = arrays_of("changes.safetensors");
+  const auto expected = arrays_of("transforms.safetensors");
   const auto crop_to = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return CenterCrop{h, w}(x); }; };
   const auto resized = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return resize(x, h, w); }; };
   const std::map<std::string, Transform> rows{
@@ -303,43 +305,43 @@ TEST_CASE("pictures: changes are torchvision's") {
       {"normalize", Normalize{{0.4, 0.5, 0.6}, {0.2, 0.25, 0.3}}},
   };
   int compared = 0;
-  for (const auto& [name, change] : rows)
+  for (const auto& [name, transform] : rows)
     for (const char* kind : {"u8", "f32"}) {
       const auto wanted = expected.find(name + "_" + kind);
       if (wanted == expected.end()) continue;
       CAPTURE(wanted->first);
-      const Tensor ours = change(expected.at(kind));
-      CHECK(off(ours, wanted->second) <= (ours.dtype() == u8 ? 0 : 2e-6));
+      const Tensor ours = transform(expected.at(kind));
+      CHECK(max_difference(ours, wanted->second) <= (ours.dtype() == u8 ? 0 : 2e-6));
       ++compared;
     }
   CHECK(compared == 2 * 28 + 3);
-  CHECK(off(equalize(expected.at("dark")), expected.at("equalize_dark_u8")) == 0);
-  CHECK(off(ToTensor()(expected.at("u8")), expected.at("to_tensor")) == 0);
+  CHECK(max_difference(equalize(expected.at("dark")), expected.at("equalize_dark_u8")) == 0);
+  CHECK(max_difference(ToTensor()(expected.at("u8")), expected.at("to_tensor")) == 0);
   CHECK(Resize{8}(expected.at("u8")).shape() == Shape{3, 8, 10});
   CHECK(expected.at("shorter_8_u8").to_vector<int64_t>() == std::vector<int64_t>{3, 8, 10});
 }
 
 TEST_CASE("pictures: edge cases and rejected files") {
   const OnCpu on_cpu;
-  const Tensor u = slope(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
-  CHECK(off(rotate(u, 0), u) == 0);
-  CHECK(off(autocontrast(flat), flat) == 0);
-  CHECK(off(equalize(flat), flat) == 0);
-  CHECK(off(adjust_hue(u, 0), u) <= 1);
-  CHECK(off(resize(flat, 9, 2), full({3, 9, 2}, 9, {.dtype = u8})) == 0);
-  CHECK(off(crop(u, 50, 0, 2, 2, 7), full({3, 2, 2}, 7, {.dtype = u8})) == 0);
-  CHECK(off(posterize(u, 8), u) == 0);
+  const Tensor u = ramp(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
+  CHECK(max_difference(rotate(u, 0), u) == 0);
+  CHECK(max_difference(autocontrast(flat), flat) == 0);
+  CHECK(max_difference(equalize(flat), flat) == 0);
+  CHECK(max_difference(adjust_hue(u, 0), u) <= 1);
+  CHECK(max_difference(resize(flat, 9, 2), full({3, 9, 2}, 9, {.dtype = u8})) == 0);
+  CHECK(max_difference(crop(u, 50, 0, 2, 2, 7), full({3, 2, 2}, 7, {.dtype = u8})) == 0);
+  CHECK(max_difference(posterize(u, 8), u) == 0);
   CHECK_ERROR(resize(u, 0, 2), "[resize] expected at least 1 x 1 pixels, got 0 x 2");
   CHECK_ERROR(resize(zeros({2, 2}), 2, 2),
               "[resize] expected a picture (channels, height, width), u8 or f32, on the cpu");
-  CHECK_ERROR(grayscale(slope(2, 4, 4)), "[grayscale] expected 1 or 3 channels, got (2, 4, 4)");
-  CHECK_ERROR(adjust_hue(u, 0.6), "[adjust_hue] expected a turn in [-0.5, 0.5], got 0.6");
+  CHECK_ERROR(grayscale(ramp(2, 4, 4)), "[grayscale] expected 1 or 3 channels, got (2, 4, 4)");
+  CHECK_ERROR(adjust_hue(u, 0.6), "[adjust_hue] expected a hue shift in [-0.5, 0.5] turns, got 0.6");
   CHECK_ERROR(adjust_contrast(u, -1), "[adjust_contrast] expected a factor >= 0, got -1");
   CHECK_ERROR(equalize(zeros({1, 2, 2})), "[equalize] expected a u8 picture, got f32");
   CHECK_ERROR(posterize(u, 9), "[posterize] expected 0 to 8 bits, got 9");
   CHECK_ERROR(solarize(u, NAN), "[solarize] expected a threshold other than NaN, got nan");
-  CHECK_ERROR(affine(u, {.c = NAN}), "[affine] expected a map of finite numbers, got nan");
-  CHECK_ERROR(rotate(u, INFINITY), "[affine] expected a map of finite numbers");
+  CHECK_ERROR(affine(u, {.c = NAN}), "[affine] expected finite coefficients, got nan");
+  CHECK_ERROR(rotate(u, INFINITY), "[affine] expected finite coefficients");
 }
 
 TEST_CASE("ImageFolder: classes and pictures in order") {
@@ -365,15 +367,15 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
   CHECK(ImageFolder(dir.str(), nullptr, {.image = {.mode = ImageMode::gray}}).get(0).input.shape() == Shape{1, 2, 2});
   CHECK_ERROR(images.get(7), "[ImageFolder] index 7 is outside the dataset of 7 samples");
 
-  std::filesystem::create_directories(dir / "none");
-  CHECK_ERROR(ImageFolder(dir.str()), "found none for: none");
+  std::filesystem::create_directories(dir / "empty");
+  CHECK_ERROR(ImageFolder(dir.str()), "found none for: empty");
   CHECK(ImageFolder(dir.str(), nullptr, {.allow_empty = true}).classes().size() == 4);
-  dir.write("none/x.bmp", "");
+  dir.write("empty/x.bmp", "");
   CHECK_ERROR(ImageFolder(dir.str()), "x.bmp (convert it, or move it elsewhere)");
-  CHECK_ERROR(ImageFolder(dir / "none"), "[ImageFolder] expected");
+  CHECK_ERROR(ImageFolder(dir / "empty"), "[ImageFolder] expected");
   CHECK_ERROR(ImageFolder(dir / "nowhere"), "[ImageFolder] expected a folder with a folder for each class, found none");
   dir.write("b/0.png", "\x89PNG\r\n\x1a\nrubbish");
-  std::filesystem::remove_all(dir / "none");
+  std::filesystem::remove_all(dir / "empty");
   DataLoader broken(ImageFolder(dir.str()), {.batch_size = 7, .workers = 1});
   CHECK_ERROR(broken.begin(), "0.png: ");
 }

@@ -83,12 +83,12 @@ TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and
       grad_weight = grad_weight.defined() ? add(grad_weight, part.grad_weight) : part.grad_weight;
       grad_bias = grad_bias.defined() ? add(grad_bias, part.grad_bias) : part.grad_bias;
     }
-    CHECK(apart(cat(outs), expected.out) < 2e-6);
-    CHECK(apart(cat(grads), expected.grad_x) < 2e-6);
-    CHECK(apart(parts[0].mean, expected.mean) < 1e-6);
-    CHECK(apart(parts[0].var, expected.var) < 1e-6);
-    if (row.affine) CHECK(apart(grad_weight, expected.grad_weight) < 2e-5);
-    if (row.affine) CHECK(apart(grad_bias, expected.grad_bias) < 1e-5);
+    CHECK(max_difference(cat(outs), expected.out) < 2e-6);
+    CHECK(max_difference(cat(grads), expected.grad_x) < 2e-6);
+    CHECK(max_difference(parts[0].mean, expected.mean) < 1e-6);
+    CHECK(max_difference(parts[0].var, expected.var) < 1e-6);
+    if (row.affine) CHECK(max_difference(grad_weight, expected.grad_weight) < 2e-5);
+    if (row.affine) CHECK(max_difference(grad_bias, expected.grad_bias) < 1e-5);
   }
 }
 
@@ -119,7 +119,7 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
       const int64_t rows = 8 / ranks;
       cross_entropy(ddp(x.narrow(0, rank * rows, rows)), y.narrow(0, rank * rows, rows)).backward();
       CHECK(distance(copy_gradients(net), expected) < 2e-6);
-      CHECK(apart(net.norm.running_var, full.norm.running_var) < 1e-6);
+      CHECK(max_difference(net.norm.running_var, full.norm.running_var) < 1e-6);
       net.eval();
       const int64_t before = dist::world().traffic().collectives;
       if (rank == 0) net(x);  // in eval mode there is no collective, so one rank may run alone
@@ -140,10 +140,10 @@ TEST_CASE("sync batch norm: 16 bits, options, and rejected inputs") {
     for (nn::Module* one : {&bn, &untracked}) CHECK(convert_sync_batch_norm(*one) == 1);
     for (int step = 0; step < 2; ++step) {
       const Result expected = run(full, x, w), part = run(bn, x.narrow(0, rank * 3, 3), w.narrow(0, rank * 3, 3));
-      CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 2e-6);
-      CHECK(apart(bn.running_mean, full.running_mean) < 1e-6);
+      CHECK(max_difference(part.out, expected.out.narrow(0, rank * 3, 3)) < 2e-6);
+      CHECK(max_difference(bn.running_mean, full.running_mean) < 1e-6);
     }
-    CHECK(apart(untracked(x.narrow(0, rank * 3, 3)).tensor(), full(x).tensor().narrow(0, rank * 3, 3)) < 2e-6);
+    CHECK(max_difference(untracked(x.narrow(0, rank * 3, 3)).tensor(), full(x).tensor().narrow(0, rank * 3, 3)) < 2e-6);
     {
       const Autocast low(bf16);
       CHECK(bn(x.to(bf16)).dtype() == f32);
@@ -153,10 +153,10 @@ TEST_CASE("sync batch norm: 16 bits, options, and rejected inputs") {
     const Result expected = run(full, x.to(bf16), w.to(bf16)),
                  part = run(bn, x.narrow(0, rank * 3, 3).to(bf16), w.narrow(0, rank * 3, 3).to(bf16));
     CHECK(part.grad_x.dtype() == bf16);
-    CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 0.05);
-    CHECK(apart(part.grad_x, expected.grad_x.narrow(0, rank * 3, 3)) < 0.05);
+    CHECK(max_difference(part.out, expected.out.narrow(0, rank * 3, 3)) < 0.05);
+    CHECK(max_difference(part.grad_x, expected.grad_x.narrow(0, rank * 3, 3)) < 0.05);
     nn::BatchNorm small({.channels = 4});
-    small.over_batch = bn.over_batch;
+    small.across_ranks = bn.across_ranks;
     CHECK_ERROR(small(rank ? zeros({0, 4}) : ones({1, 4})),
                 "expected more than one value per channel over all ranks, got 1");
     CHECK_ERROR(sync_batch_norm(ones({4}), {}, {}, {}, {}, 0.1, 1e-5, group), "expected x (N, C, ...), got (4)");

@@ -75,8 +75,8 @@ TEST_CASE("a layer of experts is the weighted sum of its experts, with its gradi
         layer->zero_grad();
         const Variable got = (*layer)(b);
         got.backward(grad);
-        CHECK(apart(got.tensor(), expected.tensor()) < 1e-12);
-        CHECK(apart(a.grad(), b.grad()) < 1e-12);
+        CHECK(max_difference(got.tensor(), expected.tensor()) < 1e-12);
+        CHECK(max_difference(a.grad(), b.grad()) < 1e-12);
         CHECK(distance(copy_gradients(*layer), gradients) < 1e-12);
         CHECK(layer->routing.dropped() == 0);
       }
@@ -84,7 +84,7 @@ TEST_CASE("a layer of experts is the weighted sum of its experts, with its gradi
   }
 }
 
-TEST_CASE("gradients against differences, with tokens dropped and the losses in") {
+TEST_CASE("gradients match finite differences, with dropped tokens and with the auxiliary losses") {
   for (const auto& [k, z, residual] : {std::tuple{1, 0.1, false}, {2, 0.0, true}, {3, 0.05, false}}) {
     auto layer = make({.experts = 3,
                        .top_k = k,
@@ -105,7 +105,7 @@ TEST_CASE("gradients against differences, with tokens dropped and the losses in"
   }
 }
 
-TEST_CASE("experts over ranks are those of one process: nothing dropped, any number of tokens at each rank") {
+TEST_CASE("experts over ranks match one process: nothing dropped, any number of tokens on each rank") {
   struct Row {
     int ranks;
     int64_t experts, top_k;
@@ -161,12 +161,12 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
           .backward();
       const auto back = group->traffic();
       CHECK(back.sent - forth.sent == (to_others + arrived) * width * 8);
-      CHECK(apart(y.tensor(), expected.tensor().narrow(0, first, n)) < 1e-12);
-      CHECK(apart(x.grad(), in.grad().narrow(0, first, n)) < 1e-12);
+      CHECK(max_difference(y.tensor(), expected.tensor().narrow(0, first, n)) < 1e-12);
+      CHECK(max_difference(x.grad(), in.grad().narrow(0, first, n)) < 1e-12);
       Tensors mine = copy_gradients(*layer);
       CHECK(mine.size() == layer->parameters().size());  // includes experts without tokens
       for (auto& [name, g] : mine) {
-        if (name.starts_with("experts")) CHECK(apart(g, gradients.at(name)) < 1e-12);
+        if (name.starts_with("experts")) CHECK(max_difference(g, gradients.at(name)) < 1e-12);
       }
       return std::pair(mine, layer->aux_loss.item() * double(n) / double(std::max<int64_t>(total, 1)));
     });
@@ -177,7 +177,7 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       aux += loss;
     }
     // With f_e over the group, the ranks' losses add up to the loss of all tokens.
-    CHECK(apart(gate, gradients.at("gate")) < 1e-12);
+    CHECK(max_difference(gate, gradients.at("gate")) < 1e-12);
     CHECK(aux == doctest::Approx(total > 0 ? entire->aux_loss.item() : 0).epsilon(1e-12));
   }
 }
@@ -195,7 +195,7 @@ TEST_CASE(
       set_random_step(0, uint64_t(rank));
       const Tensor expected = (*here)(x).tensor();
       set_random_step(0, uint64_t(rank));
-      CHECK(apart((*shared)(x).tensor(), expected) < 1e-12);
+      CHECK(max_difference((*shared)(x).tensor(), expected) < 1e-12);
       CHECK(shared->routing.token == here->routing.token);
       CHECK(shared->routing.dropped() > 0);
       for (const int64_t rows : shared->routing.rows) CHECK(rows <= 2);  // ceil(4 / 4 * 0.6 * 2)
@@ -273,13 +273,13 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
   const Tensor expected = (*exact)(x).tensor();
   CHECK(expected.shape() == x.shape());
   auto low = make({.experts = 4, .top_k = 2, .drop_tokens = false}, nullptr, bf16);
-  CHECK(apart((*low)(x.to(bf16)).tensor(), expected) < 0.1);
+  CHECK(max_difference((*low)(x.to(bf16)).tensor(), expected) < 0.1);
   auto single = make({.experts = 4, .top_k = 2, .drop_tokens = false}, nullptr, f32);
   {
     const Autocast scope(bf16);
     const Variable y = (*single)(x.to(f32));
     CHECK(y.dtype() == f32);
-    CHECK(apart(y.tensor(), expected) < 0.1);
+    CHECK(max_difference(y.tensor(), expected) < 0.1);
   }
   int made = 0;
   moe::MoeOptions own{.width = width, .experts = 3, .make = [&](int64_t) {

@@ -75,7 +75,7 @@ std::string draw_svg(const std::vector<std::vector<int64_t>>& choices, int64_t t
 
 }  // namespace
 
-TEST_CASE("capacity is DeepSpeed's formula") {
+TEST_CASE("capacity follows DeepSpeed's formula") {
   struct Row {
     int64_t tokens, experts, top_k;
     double factor;

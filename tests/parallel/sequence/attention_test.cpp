@@ -109,10 +109,10 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
       for (const Result& r : parts) tensors.push_back(r.*field);
       return join(tensors, 2, c.order);
     };
-    CHECK(apart(joined(&Result::out), full.out) < tolerance);
-    CHECK(apart(joined(&Result::q), full.q) < tolerance);
-    CHECK(apart(joined(&Result::k), full.k) < tolerance);
-    CHECK(apart(joined(&Result::v), full.v) < tolerance);
+    CHECK(max_difference(joined(&Result::out), full.out) < tolerance);
+    CHECK(max_difference(joined(&Result::q), full.q) < tolerance);
+    CHECK(max_difference(joined(&Result::k), full.k) < tolerance);
+    CHECK(max_difference(joined(&Result::v), full.v) < tolerance);
     // Bytes by the formulas of attention.h; heads sent to several ranks count each time.
     const int64_t e = size_of(c.dtype), w = std::max<int64_t>(e, 4), one = c.batch * c.tokens / c.ranks * c.width,
                   P = c.ranks;
@@ -176,7 +176,7 @@ TEST_CASE("dropout in Ulysses: the masks of one process that draws the same key,
       manual_seed(3);
       return ulysses_attention(mine(in.q), mine(in.k), mine(in.v), sharded, group).tensor();
     });
-    CHECK(apart(join(parts, 2, c.order), full) < 1e-12);
+    CHECK(max_difference(join(parts, 2, c.order), full) < 1e-12);
   }
 }
 

@@ -57,7 +57,7 @@ TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one
       };
       const Variable loss = model->loss(mine(tokens), mine(targets));
       loss.backward();
-      CHECK(apart(gradients(*model), gradients(*full)) < 1e-12);
+      CHECK(max_difference(gradients(*model), gradients(*full)) < 1e-12);
       take_sequences(*model);  // afterwards the model is local: rank 0 alone may call it
       if (rank == 0) CHECK(model->loss(tokens, targets).item() == doctest::Approx(expected.item()).epsilon(1e-13));
       take_sequences(*model, part);
@@ -98,8 +98,8 @@ TEST_CASE("rotary positions and shared key heads follow the tokens") {
       const Variable mine(own(x), true);
       const Variable y = (*layer)(mine);
       sum(mul(y, y)).backward();
-      CHECK(testing::apart(own(out.tensor()), y.tensor()) < 1e-12);
-      CHECK(testing::apart(own(in.grad()), mine.grad()) < 1e-12);
+      CHECK(testing::max_difference(own(out.tensor()), y.tensor()) < 1e-12);
+      CHECK(testing::max_difference(own(in.grad()), mine.grad()) < 1e-12);
       return std::pair(y.tensor(), mine.grad());
     });
   }

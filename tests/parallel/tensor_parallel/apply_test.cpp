@@ -247,7 +247,8 @@ TEST_CASE("bytes of a layer, by formula") {
         y.backward(x);
         const int64_t backward = g.traffic().sent - start - forward;
         // 2 all-reduces in each direction. With sequence parallelism, one more gather in the backward of each
-        // column-parallel layer, and the sums of 6 vectors: of the norms, and of the biases of row-parallel layers.
+        // column-parallel layer, and sums over ranks of the gradients of 6 vectors: weight and bias of 2 norms, and the
+        // biases of 2 row-parallel layers.
         const int64_t vectors = 6 * (n - 1) * width * 8;
         LOCKSTEP_CHECK(forward == 4 * share, "forward sent ", forward, ", formula ", 4 * share);
         LOCKSTEP_CHECK(backward == (sequence ? 6 * share + vectors : 4 * share), "backward sent ", backward,
@@ -267,7 +268,7 @@ TEST_CASE("bytes of a layer, by formula") {
   }
 }
 
-TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed") {
+TEST_CASE("invalid plans: an Error on all ranks, and nothing is changed") {
   namespace cut = nn::cut;
   struct Row {
     tp::Rule rule;

@@ -79,7 +79,7 @@ void expect_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b, co
 
 }  // namespace
 
-TEST_CASE("products in chunks have the bits of whole ones: rows, ranks, dtypes, activations") {
+TEST_CASE("products in chunks are bit-identical to whole ones: rows, ranks, dtypes, activations") {
   for (const int n : worlds) {
     on_ranks(n, [n](dist::ProcessGroup& g) {
       for (const bool sequence : {false, true}) {
