@@ -25,7 +25,7 @@ inline void check_alike(const char* op, std::initializer_list<std::pair<const ch
 /// Error unless x and target are floating and have one shape and one dtype. Under Autocast dtypes may differ.
 inline void check_one_shape(const char* op, const Variable& x, const Variable& target) {
   LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ",
-                 target.shape());
+                 target.shape(), "; reshape one of them");
   LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op,
                  "] expected floating x and target, got ", x.dtype(), " and ", target.dtype(), "; use .to(f32)");
   LOCKSTEP_CHECK(x.dtype() == target.dtype() || Autocast::enabled(), "[", op,

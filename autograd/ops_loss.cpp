@@ -47,7 +47,7 @@ void check_class_options(const char* op, const Variable& x, const CrossEntropyOp
 void check_class_indices(const char* op, const Variable& x, const Tensor& target) {
   const Shape rest = without_classes(x.shape());
   LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected class indices of dtype i64 or probabilities, got ",
-                 target.dtype());
+                 target.dtype(), "; convert them with .to(i64)");
   LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(),
                  ", got ", target.shape(), "; reshape the indices");
 }

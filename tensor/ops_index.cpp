@@ -44,7 +44,7 @@ void check_source(const char* op, const Tensor& x, const Tensor& index, const Te
   bool fits = source.dim() == index.dim();
   for (int i = 0; fits && i < index.dim(); ++i) fits = index.shape()[i] <= source.shape()[i];
   LOCKSTEP_CHECK(fits, "[", op, "] expected a source of at least the index's sizes ", index.shape(), ", got ",
-                 source.shape());
+                 source.shape(), "; expand the source, or narrow the index");
 }
 
 // Runs fn on x if it is row-major, else on a copy that is then written back.
@@ -249,7 +249,7 @@ Tensor stack(const std::vector<Tensor>& tensors, int64_t dim) {
     check_same_dtype("stack", tensors[0], x);
     check_same_device("stack", tensors[0], x);
     LOCKSTEP_CHECK(x.shape() == tensors[0].shape(), "[stack] expected equal shapes, got ", tensors[0].shape(), " and ",
-                   x.shape());
+                   x.shape(), "; reshape or slice them");
     parts.push_back(x.unsqueeze(normalize_dim("stack", dim, x.dim() + 1)));
   }
   return join(parts, normalize_dim("stack", dim, tensors[0].dim() + 1));

@@ -48,7 +48,7 @@ void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (bias.defined()) {
     check_product("linear", bias, x);
     LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ",
-                   bias.shape());
+                   bias.shape(), "; reshape the bias");
   }
 }
 
@@ -111,7 +111,7 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
     return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
   check_product("matmul", a, b);
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
-                 b.shape());
+                 b.shape(), "; transpose or reshape one of them");
   Tensor out = empty(kept.shape(), {.dtype = a.dtype(), .device = a.device()});
   MacCounter::add(out.numel() * a.size(1));
   kernels::matmul_unary_grad.as("matmul", a.device(), a, b, op, args, kept, out);
@@ -139,7 +139,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
   check_product("addmm", c, a, true);
   LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape());
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ",
-                 b.shape());
+                 b.shape(), "; transpose or reshape one of them");
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
                  "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape(), "; reshape c");

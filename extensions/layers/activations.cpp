@@ -43,7 +43,7 @@ Variable PReLU::forward(const Variable& x) {
   const int64_t channels = weight.size(0);
   if (channels == 1) return leaky(x, weight);
   LOCKSTEP_CHECK(x.dim() >= 2 && x.size(1) == channels, "[PReLU] expected input (N, ", channels, ", ...), got ",
-                 x.shape());
+                 x.shape(), "; reshape the input");
   Shape shape = Dims::filled(x.dim() - 1, 1);
   shape[0] = channels;
   return leaky(x, weight.view(shape));

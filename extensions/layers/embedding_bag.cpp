@@ -41,7 +41,7 @@ Variable EmbeddingBag::largest(const Tensor& index, const std::vector<int64_t>& 
 Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const Variable& weights) {
   const bool even = index.dim() == 2;
   LOCKSTEP_CHECK(even || index.dim() == 1, "[EmbeddingBag] expected index (n) with offsets, or (bags, n), got ",
-                 index.shape());
+                 index.shape(), "; reshape the index");
   LOCKSTEP_CHECK(even != offsets.defined(),
                  "[EmbeddingBag] expected offsets with an index of one dim, and none with (bags, n), got ",
                  index.shape(), offsets.defined() ? " and offsets" : " and none");

@@ -73,12 +73,12 @@ Variable InstanceNorm::forward(const Variable& x) {
   const bool batch = x.dim() == rank;
   LOCKSTEP_CHECK((batch || x.dim() == rank - 1) && x.size(batch) == o.channels, "[", kind(), "] expected ", rank,
                  "-dimensional input with ", o.channels, " channels in dim 1, or the same without a batch, got ",
-                 x.shape());
+                 x.shape(), "; reshape the input, or change channels");
   const Variable samples = batch ? x : x.unsqueeze(0);
   const auto without_batch = [&](const Variable& y) { return batch ? y : y.squeeze(0); };
   if (o.track && !is_training())
     return without_batch(batch_norm(samples, weight, bias, running_mean, running_var, false, 0, o.eps));
-  Dims places;
+  Dims dims;
   int64_t values = 1;
   for (int d = 2; d < rank; ++d) dims.push_back(d), values *= samples.size(d);
   LOCKSTEP_CHECK(values > 1, "[", kind(), "] expected more than 1 value per channel to normalise over, got ", x.shape(),

@@ -61,7 +61,7 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
       const int64_t size = shapes[i][int(start + counts[i] - 1 - d)];
       LOCKSTEP_CHECK(size == 1 || sizes[d] == 1 || size == sizes[d],
                      "[einsum] expected the dims of ... to broadcast in \"", equation, "\", got sizes ", sizes[d],
-                     " and ", size);
+                     " and ", size, "; reshape one of them");
       if (size != 1) sizes[d] = size;
     }
   }

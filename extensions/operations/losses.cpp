@@ -20,7 +20,7 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
     int64_t row = 0;
     for (int64_t t : safe.to_vector<int64_t>()) {
       LOCKSTEP_CHECK(t >= 0 && t < x.size(1), "[nll_loss] expected targets in [0, ", x.size(1), "), got ", t,
-                     " in row ", row);
+                     " in row ", row, "; correct the targets");
       ++row;
     }
   }

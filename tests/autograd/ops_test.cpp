@@ -368,7 +368,7 @@ TEST_CASE("wrong arguments are named") {
   CHECK_ERROR_IS(
       cross_entropy(x, y),
       "[cross_entropy] expected probabilities of the logits' shape (64, 5) (or i64 class indices of shape (64)), got "
-      "f32 (30, 2)");
+      "f32 (30, 2); convert or reshape the target");
   CHECK_ERROR_IS(cross_entropy(two, labels, {.weight = ones({4})}),
                  "[cross_entropy] expected a weight of shape (5), one for each class, got (4)");
   CHECK_ERROR_IS(dropout(x, 1.5), "[dropout] expected p in [0, 1], got 1.5");
