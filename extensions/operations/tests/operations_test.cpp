@@ -7,7 +7,7 @@
 #include "tests/autograd/op_rows.h"
 #include "tests/autograd/sixteen_bits.h"
 
-using namespace testing;
+using namespace ::testing;
 
 namespace {
 
