@@ -60,12 +60,6 @@ int64_t wrap_index(const char* op, int64_t index, int64_t size) {
   return index < 0 ? index + size : index;
 }
 
-int check_dim(const char* op, const Tensor& tensor, int64_t dim) {
-  check_defined(op, tensor);
-  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) it");
-  return normalize_dim(op, dim, tensor.dim());
-}
-
 }  // namespace
 
 Tensor Tensor::view(const Shape& wanted) const {
