@@ -104,7 +104,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
   // In a scope of optim::WeightAverage, the current statistics are saved with the buffers that its end restores.
   std::shared_ptr<OtherValues> saved_values;
   for (const Variable& p : model.parameters())
-    if (!others) others = other_values(p).lock();
+    if (!saved_values) saved_values = other_values(p).lock();
   for (const auto& [name, module] : model.named_modules()) {
     modes.emplace_back(module, module->is_training());
     auto* norm = dynamic_cast<BatchNorm*>(module);
