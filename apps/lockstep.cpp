@@ -4,9 +4,6 @@
 #include <omp.h>
 #include <unistd.h>
 #include <zlib.h>
-#if defined(LOCKSTEP_WITH_ONEDNN)
-#include <oneapi/dnnl/dnnl.h>
-#endif
 
 #include <algorithm>
 #include <fstream>
@@ -22,6 +19,7 @@
 #include "dist/native_group.h"
 #include "tensor/backend.h"
 #include "tensor/bf16_products.h"
+#include "tensor/conv_backend.h"
 #include "tensor/cpu/parallel.h"
 #include "train/cli.h"
 
@@ -66,29 +64,6 @@ std::string compiler() {
 #endif
 }
 
-#if defined(LOCKSTEP_WITH_ONEDNN)
-std::string onednn_version() {
-  const dnnl_version_t* v = dnnl_version();
-  return fmt::format("{}.{}.{}", v->major, v->minor, v->patch);
-}
-
-/// The instruction set that oneDNN uses on this processor. ONEDNN_MAX_CPU_ISA may lower it.
-std::string onednn_instructions() {
-  const auto isa = dnnl_get_effective_cpu_isa();
-  const std::pair<dnnl_cpu_isa_t, const char*> names[] = {{dnnl_cpu_isa_sse41, "sse4.1"},
-                                                          {dnnl_cpu_isa_avx, "avx"},
-                                                          {dnnl_cpu_isa_avx2, "avx2"},
-                                                          {dnnl_cpu_isa_avx2_vnni, "avx2 with vnni"},
-                                                          {dnnl_cpu_isa_avx512_core, "avx512"},
-                                                          {dnnl_cpu_isa_avx512_core_vnni, "avx512 with vnni"},
-                                                          {dnnl_cpu_isa_avx512_core_bf16, "avx512 with bf16"},
-                                                          {dnnl_cpu_isa_avx512_core_amx, "avx512 with amx"}};
-  for (const auto& [value, name] : names)
-    if (value == isa) return name;
-  return fmt::format("code {:#x}", unsigned(isa));
-}
-#endif
-
 /// The devices of this machine: "cpu", then one line per GPU, as the CUDA backend describes it.
 Json devices() {
   Json::Array all{Json("cpu")};
@@ -126,12 +101,10 @@ Json collect() {
   threads["openmp"] = omp_get_max_threads();
   threads["openmp_version"] = lockstep::on_cpu::openmp_version();
   Json& libraries = e["libraries"];
-#if defined(LOCKSTEP_WITH_ONEDNN)
-  libraries["oneDNN"] = onednn_version();
-  libraries["oneDNN_instructions"] = onednn_instructions();
-#else
   libraries["oneDNN"] = "not in this build";
-#endif
+  for (const lockstep::ConvBackend& library : lockstep::conv_backends())
+    if (library.device == lockstep::Device::Type::cpu)
+      for (const auto& [name, value] : library.facts()) libraries[name] = value;
   libraries["NCCL"] = lockstep::dist::describe_nccl();
   libraries["zlib"] = zlibVersion();
   libraries["nlohmann_json"] = LOCKSTEP_JSON_VERSION;

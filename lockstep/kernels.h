@@ -15,6 +15,7 @@
 #include "tensor/backend.h"
 #include "tensor/block_layout.h"
 #include "tensor/complex.h"
+#include "tensor/conv_backend.h"
 #include "tensor/convert.h"
 #include "tensor/cpu/gemm_tile.h"
 #include "tensor/cpu/lanes.h"

@@ -1,14 +1,14 @@
-// Convolution. f32 uses oneDNN if it is available. Otherwise, and for f64, images are unfolded (im2col) and multiplied:
+// Convolution, where no extension has a library that computes it (conv_backend.h): images are unfolded (im2col) and
+// multiplied.
 //
 //   columns = the unfolded image: one row for each weight (c, r, s), one column for each output position
 //   out = W columns      grad columns = W^T grad out, added back to the image      grad W = grad out columns^T
 //
 // How the work is divided depends on the shape alone. f16 and bf16 are computed in f32.
-#include "tensor/cpu/conv.h"
-
 #include <algorithm>
 #include <atomic>
 
+#include "tensor/conv_backend.h"
 #include "tensor/convert.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/cpu/parallel.h"
@@ -143,7 +143,7 @@ void conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs
     out.copy_(wide);
     return;
   }
-  if (x.dtype() == f32 && onednn_conv2d(x, w, bias, args, out)) return;
+  if (by_library(x.device(), &ConvBackend::forward, x, w, bias, args, out)) return;
   Tensor plain = out.is_contiguous() ? out : empty_like(out);
   dispatch<float, double>(x.dtype(), "conv2d", [&]<class T> { forward<T>(x.contiguous(), w, bias, args, plain); });
   if (!out.is_contiguous()) out.copy_(plain);
@@ -157,7 +157,7 @@ void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args
     grad_x.copy_(wide);
     return;
   }
-  if (grad.dtype() == f32 && onednn_conv2d_grad_input(grad, w, args, grad_x)) return;
+  if (by_library(grad.device(), &ConvBackend::grad_input, grad, w, args, grad_x)) return;
   Tensor plain = grad_x.is_contiguous() ? grad_x : empty_like(grad_x);
   dispatch<float, double>(grad.dtype(), "conv2d_grad_input",
                           [&]<class T> { grad_input<T>(grad.contiguous(), w, args, plain); });
@@ -177,7 +177,7 @@ void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& arg
     if (grad_bias.defined()) grad_bias.copy_(wide_bias);
     return;
   }
-  if (grad.dtype() == f32 && onednn_conv2d_grad_weight(grad, x, args, grad_w, grad_bias)) return;
+  if (by_library(grad.device(), &ConvBackend::grad_weight, grad, x, args, grad_w, grad_bias)) return;
   dispatch<float, double>(grad.dtype(), "conv2d_grad_weight",
                           [&]<class T> { grad_weight<T>(grad.contiguous(), x.contiguous(), args, grad_w, grad_bias); });
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Matrix product: the core of matmul and of the convolution without oneDNN.
+// Matrix product: the core of matmul and of our own convolution.
 #include <cstdint>
 #include <functional>
 

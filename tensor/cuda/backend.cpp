@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tensor/conv_backend.h"
 #include "tensor/cuda/capture.h"
-#include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/memory.h"
@@ -61,8 +61,11 @@ std::string describe() {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
-  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none",
-              cudnn_version().empty() ? "" : ", cuDNN ", cudnn_version(), "\n");
+  text += str("runtime ", version(runtime), ", driver ", driver ? version(driver) : "none");
+  for (const ConvBackend& library : conv_backends())
+    if (library.device == Device::Type::cuda)
+      for (const auto& [name, value] : library.facts()) text += str(", ", name, " ", value);
+  text += "\n";
   if (device_count() == 0) return text + "no device: " + why_none() + "\n";
   for (int i = 0; i < device_count(); ++i) {
     cudaDeviceProp p{};

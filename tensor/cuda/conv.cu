@@ -6,12 +6,12 @@
 //   grad_input    C          images H W    K R S                          grad (gathered) w; no atomics
 //   grad_weight   K          C R S         images P Q, in fixed parts     grad, x (gathered); parts added in order
 //
-// These kernels are used if cuDNN (cudnn.h) is not built in or switched off, for f64, and for calls that cuDNN does not
-// support.
+// These kernels compute what no library of an extension does (tensor/conv_backend.h): without cuDNN all calls, with it
+// f64 and what it does not support.
 //
 // Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block computes 64 x 64 results in steps
 // of 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
-#include "tensor/cuda/cudnn.h"
+#include "tensor/conv_backend.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
 #include "tensor/kernels.h"
@@ -239,7 +239,7 @@ void multiply(const char* op, const Problem& problem, int64_t rows, int64_t colu
 }  // namespace
 
 void conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
-  if (out.numel() == 0 || cuda::cudnn_conv2d(x, w, bias, args, out)) return;
+  if (out.numel() == 0 || by_library(x.device(), &ConvBackend::forward, x, w, bias, args, out)) return;
   const Sizes z(x, w, out, args);
   for_floats("conv2d", x, [&]<class T> {
     multiply("conv2d", Forward<T>{z, x.data<T>(), w.data<T>(), data_or_null<T>(bias), out.data<T>()}, z.k, z.places(),
@@ -248,7 +248,7 @@ void conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs
 }
 
 void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
-  if (grad_x.numel() == 0 || cuda::cudnn_conv2d_grad_input(grad, w, args, grad_x)) return;
+  if (grad_x.numel() == 0 || by_library(grad.device(), &ConvBackend::grad_input, grad, w, args, grad_x)) return;
   const Sizes z(grad_x, w, grad, args);
   for_floats("conv2d_grad_input", grad, [&]<class T> {
     multiply("conv2d_grad_input", GradInput<T>{z, grad.data<T>(), w.data<T>(), grad_x.data<T>()}, z.c, z.n * z.h * z.w,
@@ -259,14 +259,15 @@ void conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args
 void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
   const char* const op = "conv2d_grad_weight";
   const Sizes z(x, grad_w, grad, args);
-  const bool by_cudnn = cuda::cudnn_conv2d_grad_weight(grad, x, args, grad_w);
+  Tensor no_bias;  // bias_kernel computes its gradient
+  const bool done = by_library(x.device(), &ConvBackend::grad_weight, grad, x, args, grad_w, no_bias);
   // Divides the depth into parts to get up to about 512 blocks, but no part has fewer than 256 elements. The number of
   // parts depends only on the shape.
   const int64_t blocks = std::max<int64_t>(1, tiles_of(z.k) * tiles_of(z.depth()) * z.groups);
   const int64_t pieces = std::clamp<int64_t>(512 / blocks, 1, std::max<int64_t>(1, z.places() / 256));
   for_floats("conv2d_grad_weight", grad, [&]<class T> {
     using A = Compute<T>;
-    if (!by_cudnn) {
+    if (!done) {
       const cuda::Scratch sums(size_t(pieces * grad_w.numel()) * sizeof(A));
       multiply(op, GradWeight<T>{z, grad.data<T>(), x.data<T>(), sums.as<A>()}, z.k, z.depth(), z.groups, pieces);
       cuda::launch({op, dim3(cuda::blocks_for(grad_w.numel(), threads)), dim3(threads)}, add_pieces_kernel<T>,

@@ -25,8 +25,8 @@ SOURCE = re.compile(r"`(?:\S*/)?(?:lockstep|gpt|mlp|cnn|vit|bench_\w+|test_\w+|p
 # extension's name.
 EXCEPTIONS = {
     "collectives.md": ["All to one and back", "The ring", "Few steps for small data"],
-    "cuda.md": ["Convolutions"],
     "cuda-kernels.md": ["Kernels along rows"],  # commands are elsewhere on the page
+    "cudnn_convolutions": ["What it costs"],
     "ddp.md": ["Buckets"],
     "faults.md": ["Ranks"],  # its last column names the tests
     "forecast": ["What the tables say"],  # commands are elsewhere on the page

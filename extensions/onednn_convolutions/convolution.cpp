@@ -1,21 +1,25 @@
 // Convolution by oneDNN. Its blocked layouts differ from ours, so a call converts pieces that fit in the cache: one
 // thread takes a chunk of images through x -> blocked x -> convolution -> blocked y -> y. Chunks depend on the shape
 // alone, and partial weight gradients are added in chunk order, so the bits do not depend on the number of threads.
-#include "tensor/cpu/conv.h"
+#include <omp.h>
 
-#if defined(LOCKSTEP_WITH_ONEDNN)
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "extensions/onednn_convolutions/onednn_convolutions.h"
 #include "tensor/cpu/parallel.h"
-#include "tensor/cpu/single_thread.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 
@@ -31,6 +35,20 @@ const dnnl::engine& engine() {
   static const dnnl::engine one(dnnl::engine::kind::cpu, 0);
   return one;
 }
+
+/// While it lives, oneDNN runs on one thread when this thread calls it. By itself oneDNN would start threads, and its
+/// results would depend on their number. Instead Lockstep's own threads call oneDNN for each chunk. Costs a few
+/// nanoseconds.
+class SingleThread {
+ public:
+  SingleThread() { omp_set_num_threads(1); }
+  ~SingleThread() { omp_set_num_threads(previous_); }
+  SingleThread(const SingleThread&) = delete;
+  SingleThread& operator=(const SingleThread&) = delete;
+
+ private:
+  const int previous_ = omp_get_max_threads();
+};
 
 /// The parameters that determine a primitive: sizes for a chunk of n images, options and layout.
 struct Problem {
@@ -261,9 +279,8 @@ class Call {
   std::shared_ptr<const Primitive> plans_[2];
 };
 
-}  // namespace
-
-bool onednn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
+bool forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
+  if (x.dtype() != f32) return false;
   Call call(ConvKind::forward, x, out, w.shape(), bias.defined(), args);
   if (!call.usable()) return false;
   std::array<Tensor, 2> keep;
@@ -281,7 +298,8 @@ bool onednn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const C
   return true;
 }
 
-bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
+bool grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
+  if (grad.dtype() != f32) return false;
   Call call(ConvKind::grad_input, grad_x, grad, w.shape(), false, args);
   if (!call.usable()) return false;
   std::array<Tensor, 2> keep;
@@ -296,8 +314,8 @@ bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArg
   return true;
 }
 
-bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
-                               Tensor& grad_bias) {
+bool grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
+  if (grad.dtype() != f32) return false;
   Call call(ConvKind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
   // The chunks' weight gradients are added, so all must have the same layout. The last chunk's layout rarely differs.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
@@ -327,14 +345,32 @@ bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvAr
   return true;
 }
 
+/// The instruction set that oneDNN uses on this processor. ONEDNN_MAX_CPU_ISA may lower it.
+std::string instructions() {
+  const auto isa = dnnl_get_effective_cpu_isa();
+  const std::pair<dnnl_cpu_isa_t, const char*> names[] = {{dnnl_cpu_isa_sse41, "sse4.1"},
+                                                          {dnnl_cpu_isa_avx, "avx"},
+                                                          {dnnl_cpu_isa_avx2, "avx2"},
+                                                          {dnnl_cpu_isa_avx2_vnni, "avx2 with vnni"},
+                                                          {dnnl_cpu_isa_avx512_core, "avx512"},
+                                                          {dnnl_cpu_isa_avx512_core_vnni, "avx512 with vnni"},
+                                                          {dnnl_cpu_isa_avx512_core_bf16, "avx512 with bf16"},
+                                                          {dnnl_cpu_isa_avx512_core_amx, "avx512 with amx"}};
+  for (const auto& [value, name] : names)
+    if (value == isa) return name;
+  char code[32];
+  std::snprintf(code, sizeof code, "code %#x", unsigned(isa));
+  return code;
+}
+
+std::vector<std::pair<std::string, std::string>> facts() {
+  const dnnl_version_t* v = dnnl_version();
+  return {{"oneDNN", str(v->major, ".", v->minor, ".", v->patch)}, {"oneDNN_instructions", instructions()}};
+}
+
+}  // namespace
 }  // namespace lockstep::on_cpu
 
-#else
-
-namespace lockstep::on_cpu {
-bool onednn_conv2d(const Tensor&, const Tensor&, const Tensor&, const ConvArgs&, Tensor&) { return false; }
-bool onednn_conv2d_grad_input(const Tensor&, const Tensor&, const ConvArgs&, Tensor&) { return false; }
-bool onednn_conv2d_grad_weight(const Tensor&, const Tensor&, const ConvArgs&, Tensor&, Tensor&) { return false; }
-}  // namespace lockstep::on_cpu
-
-#endif
+std::vector<lockstep::ConvBackend> lockstep::onednn_convolutions() {
+  return {{Device::Type::cpu, on_cpu::forward, on_cpu::grad_input, on_cpu::grad_weight, on_cpu::facts}};
+}

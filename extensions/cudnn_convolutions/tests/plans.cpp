@@ -1,26 +1,19 @@
 // The plans that the real cuDNN chooses for our convolutions on an H200, without such a device. cuDNN gets a
 // description of a device, and answers what it would run there. Nothing is computed.
 //
-//   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it
+//   cudnn_plans [--update]   compares with golden/cudnn_plans.txt, or writes it
 //
 // Ends with "N passed, N failed".
 //
 // For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact
 // as requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
-
-#if !defined(LOCKSTEP_WITH_CUDNN)
-
-int main() { std::puts("skipped: this build has no cuDNN (9.8 or newer; meson's option cudnn)\n0 passed, 0 failed"); }
-
-#else
-
-#include <algorithm>
 #include <fstream>
 #include <iterator>
 
-#include "tensor/cuda/cudnn_graph.h"
+#include "extensions/cudnn_convolutions/graph.h"
 
 using namespace lockstep;
 using namespace lockstep::cuda;
@@ -200,5 +193,3 @@ int main(int argc, char** argv) {
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed > 0;
 }
-
-#endif

@@ -1,11 +1,12 @@
 // Convolutions by cuDNN: decides which calls cuDNN computes, and makes them. Handles and cached plans are in
-// cudnn_session.cpp, graphs and the choice of plans in cudnn_graph.cpp.
-#include "tensor/cuda/cudnn.h"
-
-#if defined(LOCKSTEP_WITH_CUDNN)
+// session.cpp, graphs and the choice of plans in graph.cpp.
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "tensor/cuda/cudnn_session.h"
+#include "extensions/cudnn_convolutions/cudnn_convolutions.h"
+#include "extensions/cudnn_convolutions/session.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 
@@ -57,6 +58,23 @@ bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor
   return true;
 }
 
+bool forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
+  if (!run(ConvDirection::forward, x, w, out, args)) return false;
+  if (bias.defined()) add_(out, bias.view({bias.numel(), 1, 1}));
+  return true;
+}
+bool grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
+  return run(ConvDirection::grad_input, grad_x, w, grad, args);
+}
+bool grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
+  return !grad_bias.defined() && run(ConvDirection::grad_weight, x, grad_w, grad, args);
+}
+
+std::vector<std::pair<std::string, std::string>> facts() {
+  const size_t version = cudnnGetVersion();  // 91900 is 9.19.0
+  return {{"cuDNN", str(version / 10000, ".", version / 100 % 100, ".", version % 100)}};
+}
+
 }  // namespace
 
 std::string text_of(const ConvProblem& p) {
@@ -69,32 +87,8 @@ std::string text_of(const ConvProblem& p) {
              sizes(p.y), ", stride ", pair(p.stride), ", padding ", pair(p.padding), ", dilation ", pair(p.dilation));
 }
 
-bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out) {
-  if (!run(ConvDirection::forward, x, w, out, args)) return false;
-  if (bias.defined()) add_(out, bias.view({bias.numel(), 1, 1}));
-  return true;
-}
-bool cudnn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, const Tensor& grad_x) {
-  return run(ConvDirection::grad_input, grad_x, w, grad, args);
-}
-bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, const Tensor& grad_w) {
-  return run(ConvDirection::grad_weight, x, grad_w, grad, args);
-}
-
-std::string cudnn_version() {
-  const size_t version = cudnnGetVersion();  // 91900 is 9.19.0
-  return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
-}
-
 }  // namespace lockstep::cuda
 
-#else
-
-namespace lockstep::cuda {
-bool cudnn_conv2d(const Tensor&, const Tensor&, const Tensor&, const ConvArgs&, const Tensor&) { return false; }
-bool cudnn_conv2d_grad_input(const Tensor&, const Tensor&, const ConvArgs&, const Tensor&) { return false; }
-bool cudnn_conv2d_grad_weight(const Tensor&, const Tensor&, const ConvArgs&, const Tensor&) { return false; }
-std::string cudnn_version() { return {}; }
-}  // namespace lockstep::cuda
-
-#endif
+std::vector<lockstep::ConvBackend> lockstep::cudnn_convolutions() {
+  return {{Device::Type::cuda, cuda::forward, cuda::grad_input, cuda::grad_weight, cuda::facts}};
+}

@@ -1,11 +1,11 @@
-// cuDNN's handles and cached plans. How a plan is chosen is in cudnn_graph.cpp.
+// cuDNN's handles and cached plans. How a plan is chosen is in graph.cpp.
 //
 // cuDNN is asked once for each problem: the operation with its arguments, shapes, layouts, alignment and dtype. That
 // takes milliseconds, or more if it loads a library or compiles a kernel. The answer is cached, including "not
 // supported". It depends on the problem only, and nondeterministic engines are rejected. While a graph is recorded no
 // new plan is made, because loading a kernel may allocate and wait. Graph runs its body once before recording, which
 // fills the cache; for problems that did not occur then, our own kernel is recorded.
-#include "tensor/cuda/cudnn_session.h"
+#include "extensions/cudnn_convolutions/session.h"
 
 #include <cstdio>
 #include <memory>

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "tensor/cuda/cudnn_graph.h"
+#include "extensions/cudnn_convolutions/graph.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/graph.h"
 

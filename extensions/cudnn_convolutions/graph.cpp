@@ -6,7 +6,7 @@
 //
 // Heuristics propose engine configurations, the fastest first. Each belongs to an engine, whose numerical notes
 // describe its rounding.
-#include "tensor/cuda/cudnn_graph.h"
+#include "extensions/cudnn_convolutions/graph.h"
 
 #include <algorithm>
 

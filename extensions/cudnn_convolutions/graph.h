@@ -1,8 +1,7 @@
 #pragma once
 // A C++ interface to cuDNN's backend API. It wraps descriptors, chooses an execution plan for a graph of operations
 // among the engines that cuDNN's heuristics propose, and describes a convolution as a graph of one operation. It uses
-// no tensors and no CUDA runtime, so that a test (tests/cudnn/) can choose plans without a device. Internal to the CUDA
-// backend.
+// no tensors and no CUDA runtime, so that a test (tests/plans.cpp) can choose plans without a device. Internal.
 #include <cudnn_graph.h>
 
 #include <array>
