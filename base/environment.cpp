@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/classic_text.h"
+#include "base/environment_page.h"
 #include "base/suggest.h"
 
 namespace lockstep {
@@ -162,27 +163,7 @@ void check_environment() {
 }
 
 std::string environment_reference() {
-  std::string page =
-      "# Environment variables\n"
-      "\n"
-      "These variables change how Lockstep runs, without a change to the program. None is required: each\n"
-      "has a default, and `lockstep run` sets those that a job needs. `lockstep env --variables` prints\n"
-      "this page.\n"
-      "\n"
-      "People most often set `LOCKSTEP_THREADS` (threads of a process), `LOCKSTEP_TIMEOUT` and\n"
-      "`LOCKSTEP_HEARTBEAT` ([when ranks wait](debugging-a-hang.md)), `LOCKSTEP_TRANSPORT` and\n"
-      "`LOCKSTEP_INTERFACE` (the network), and `LOCKSTEP_CPU_DEVICES` (devices that share the CPU).\n"
-      "\n"
-      "- **A wrong value is an error**, and so is an unknown name that begins with `LOCKSTEP_`.\n"
-      "- **When they are checked:** `lockstep`, and programs that use `train/cli.h`, check names and values\n"
-      "  of all variables at the start. In any other program the library checks the names whenever it\n"
-      "  reads a variable, and the value of the variable that it reads.\n"
-      "- **An empty value** counts as unset.\n"
-      "- **Other variables:** `LOCKSTEP_TEST_*`, `LOCKSTEP_FAKE_*` and a few more belong to the tests, and\n"
-      "  are ignored.\n"
-      "\n"
-      "| variable | values | default | what it does |\n"
-      "|---|---|---|---|\n";
+  std::string page(environment_page);
   for (const EnvironmentVariable& v : environment_variables())
     page += str("| `", v.name, "` | ", expected(v), " | ", v.fallback, " | ", v.doc, " |\n");
   return page;

@@ -29,7 +29,7 @@ std::optional<double> environment_number(const char* name);
 bool environment_flag(const char* name);
 /// Checks all LOCKSTEP_* variables of the process, so that programs can report errors at their start.
 void check_environment();
-/// The text of docs/environment.md.
+/// The text of docs/environment.md: docs/environment.md.in, and a row for each variable.
 std::string environment_reference();
 
 }  // namespace lockstep

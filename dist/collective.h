@@ -29,7 +29,8 @@ inline constexpr std::string_view collective_names[] = {
     "all_to_all", "barrier",        "send",       "receive",   "batch",  "replay"};
 /// Number of collectives that have schedules. These are the first enumerators of Collective.
 inline constexpr int scheduled_collectives = 8;
-/// Algorithms of collectives (schedules/algorithms.def); `automatic` lets the engine choose.
+/// Algorithms of collectives; `automatic` lets the engine choose. The enumerators are the core's (algorithms.def).
+/// Algorithms of extensions have the numbers that follow, which depend on the build: parse_algorithm() gives them.
 enum class Algorithm : uint8_t {
   automatic,
 #define ALGORITHM(x) x,

@@ -29,8 +29,16 @@ bool same_call(const Header& a, const Header& b) {
 
 // True if the algorithm is `automatic`, or one that `automatic` may choose. describe() does not print such names.
 bool is_default(const Header& h) {
-  return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) ||
-         h.algorithm == uint8_t(Algorithm::one_shot);
+  return h.algorithm == hash_of(Algorithm::automatic) || h.algorithm == hash_of(Algorithm::direct) ||
+         h.algorithm == hash_of(Algorithm::one_shot);
+}
+
+// The sender's build may have algorithms that this one lacks.
+std::string_view name_of_algorithm(const Header& h) {
+  if (h.algorithm == hash_of(Algorithm::automatic)) return name_of(Algorithm::automatic);
+  for (const Algorithm a : all_algorithms())
+    if (h.algorithm == hash_of(a)) return name_of(a);
+  return "an unknown algorithm";
 }
 
 #if !defined(__SSE4_2__)
@@ -75,6 +83,8 @@ uint32_t crc32c(const void* data, size_t bytes, uint32_t seed) {
   return ~uint32_t(crc);
 }
 
+uint32_t hash_of(Algorithm algorithm) { return uint32_t(hash_text(name_of(algorithm))); }
+
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank) {
   Header header;
   header.kind = uint8_t(call.collective);
@@ -85,7 +95,7 @@ Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank) {
   header.tag = hash_text(call.tag);
   header.rank = uint32_t(rank);
   header.op = is_reduction(call.collective) ? uint8_t(call.op) : 0;
-  header.algorithm = uint8_t(call.algorithm);
+  header.algorithm = hash_of(call.algorithm);
   header.root = int16_t(call.world_root);
   header.on_device = call.work != nullptr;
   std::memcpy(header.tag_text, call.tag.data(), std::min(call.tag.size(), sizeof header.tag_text));
@@ -122,7 +132,7 @@ std::string describe(const Header& header) {
   if (is_reduction(kind)) text += str(" ", name_of(ReduceOp(header.op)));
   const bool outward = kind == Collective::send || kind == Collective::reduce || kind == Collective::gather;
   if (has_root(kind) || is_send_or_receive(kind)) text += str(outward ? " to rank " : " from rank ", header.root);
-  if (!is_default(header)) text += str(" by ", name_of(Algorithm(header.algorithm)));
+  if (!is_default(header)) text += str(" by ", name_of_algorithm(header));
   if (header.tag_text[0]) {
     const size_t length = strnlen(header.tag_text, sizeof header.tag_text);
     text += ", tag " + std::string(header.tag_text, length) + (length == sizeof header.tag_text ? "..." : "");
@@ -153,7 +163,7 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   const auto side = [&](const Header& h) {
     const char* where = mine.on_device == theirs.on_device ? "" : h.on_device ? " on a device" : " on the CPU";
     return str("rank ", h.rank, " calls ", describe(h), where,
-               unnamed ? str(" by ", name_of(Algorithm(h.algorithm))) : std::string(),
+               unnamed ? str(" by ", name_of_algorithm(h)) : std::string(),
                mine.sequence == theirs.sequence ? std::string() : str(" as call ", h.sequence));
   };
   const std::string call = mine.sequence == theirs.sequence ? str(", call ", mine.sequence) : std::string();

@@ -14,7 +14,7 @@ namespace lockstep::dist {
 struct Header {
   static constexpr uint32_t magic_value = 0x4b534c31;  // "1LSK"
   uint32_t magic = magic_value;
-  uint16_t protocol = 1;
+  uint16_t protocol = 2;
   uint8_t kind = 0;  ///< a Collective; the kinds of both sides are equal, or send and receive
   uint8_t dtype = 0;
   uint64_t job = 0;       ///< hash of the job's name and the group's id
@@ -23,15 +23,15 @@ struct Header {
   uint64_t tag = 0;       ///< hash of the tag
   uint64_t payload = 0;   ///< payload bytes that follow in this stream
   uint32_t rank = 0;      ///< world rank of the sender
-  uint8_t op = 0;         ///< ReduceOp
-  uint8_t algorithm = 0;
-  int16_t root = 0;  ///< world rank of the root, or of the other side of a send or receive
+  uint32_t algorithm = 0;  ///< hash_of() its name
+  uint8_t op = 0;          ///< ReduceOp
+  uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
+  int16_t root = 0;        ///< world rank of the root, or of the other side of a send or receive
   /// 0 unless LOCKSTEP_COMM_CHECKSUM=1. In a collective, 1: the payload's crc32c follows the payload. In a send or
   /// receive: the low 16 bits of the payload's crc32c.
   uint16_t payload_crc = 0;
-  uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
   uint8_t in_place = 0;    ///< 1: a SegmentRange follows, then the payload if a tensor is not in shared memory
-  char tag_text[64] = {};  ///< the tag, truncated, so that the other side can print it
+  char tag_text[61] = {};  ///< the tag, truncated, so that the other side can print it
   uint32_t crc = 0;
 };
 static_assert(sizeof(Header) == 128);
@@ -44,6 +44,8 @@ struct Message {
   Header header;  ///< the header to send, or the one expected from the peer
 };
 
+/// The low half of the hash of an algorithm's name. Unlike its number it is the same in every build.
+uint32_t hash_of(Algorithm algorithm);
 /// Returns the header of a call that world rank `rank` makes. The fields `payload` and `crc` are not set yet.
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank);
 /// Computes the header's crc. Call it after all other fields are set.

@@ -28,7 +28,7 @@ struct Job {
   DistError fail(std::exception_ptr error);
   /// Writes the flight record into LOCKSTEP_FLIGHT_DIR, if that is set.
   void write_flight(const std::string& why) const noexcept;
-  /// The host number (from 0) of each world rank, for hierarchical schedules. Fetched from the store once.
+  /// The host number (from 0) of each world rank, for schedules that depend on it. Fetched from the store once.
   const std::vector<int>& hosts();
   /// Keeps the engine of a group alive until the job ends: call it if collectives of that group are still running.
   void keep(std::shared_ptr<void> engine);

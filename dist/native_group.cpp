@@ -54,7 +54,7 @@ const Prepared& NativeEngine::plan(const Call& call) {
   if (!fresh) return plan;
   CollectiveRequest request{
       call.collective, int(world_ranks.size()), has_root(call.collective) ? call.root : 0, mean, {}};
-  if (call.algorithm == Algorithm::hierarchical) {
+  if (uses_hosts(call.algorithm)) {
     const std::vector<int>& hosts = job->hosts();
     for (const int r : world_ranks) request.hosts.push_back(hosts[size_t(r)]);
   }

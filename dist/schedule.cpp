@@ -6,36 +6,37 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
-#include "dist/schedules/rules.h"
+#include "dist/algorithm_rules.h"
 
 namespace lockstep::dist {
 namespace {
 
-constexpr std::string_view algorithms[] = {
-    "automatic",
-#define ALGORITHM(x) #x,
+/// All algorithms in the order of their numbers: the enumerators of Algorithm, then those of extensions.
+const std::vector<CollectiveAlgorithm>& table() {
+  static const std::vector<CollectiveAlgorithm> all = [] {
+    std::vector<CollectiveAlgorithm> rows{
+        {"automatic", {}},
+#define ALGORITHM(x) {#x, rules::x},
 #include "dist/schedules/algorithms.def"
 #undef ALGORITHM
-};
-const AlgorithmRules* const table[] = {
-    nullptr,
-#define ALGORITHM(x) &rules::x,
-#include "dist/schedules/algorithms.def"
-#undef ALGORITHM
-};
+    };
+    rows.insert(rows.end(), algorithms_of_extensions().begin(), algorithms_of_extensions().end());
+    return rows;
+  }();
+  return all;
+}
 /// The rules of an algorithm. Error for `automatic`.
 const AlgorithmRules& rules_of(Algorithm algorithm) {
   LOCKSTEP_CHECK(
       algorithm != Algorithm::automatic,
       "[schedule] expected a specific algorithm such as ring, got automatic, which has no schedule of its own");
-  return *table[size_t(algorithm)];
+  return table()[size_t(algorithm)].rules;
 }
 
-template <class Name, size_t n>
-Name parse(const char* what, const std::string_view (&names)[n], std::string_view name) {
-  const auto found = std::find(names, names + n, name);
-  if (found != names + n) return Name(found - names);
-  const std::vector<std::string> known(names, names + n);
+/// The position of a name.
+size_t parse(const char* what, const std::vector<std::string>& known, std::string_view name) {
+  const auto found = std::find(known.begin(), known.end(), name);
+  if (found != known.end()) return size_t(found - known.begin());
   fail(str("[", what, "] expected ", listed(known), ", got \"", name, "\"", suggestion(name, known)));
 }
 
@@ -49,10 +50,17 @@ std::string describe_replay(int64_t collectives) {
   return str("replay of ", collectives, collectives == 1 ? " collective" : " collectives");
 }
 std::string_view name_of(Algorithm algorithm) {
-  return size_t(algorithm) < std::size(algorithms) ? algorithms[size_t(algorithm)] : "an unknown algorithm";
+  return size_t(algorithm) < table().size() ? std::string_view(table()[size_t(algorithm)].name)
+                                            : "an unknown algorithm";
 }
-Collective parse_collective(std::string_view name) { return parse<Collective>("collective", collective_names, name); }
-Algorithm parse_algorithm(std::string_view name, const char* what) { return parse<Algorithm>(what, algorithms, name); }
+Collective parse_collective(std::string_view name) {
+  return Collective(parse("collective", {std::begin(collective_names), std::end(collective_names)}, name));
+}
+Algorithm parse_algorithm(std::string_view name, const char* what) {
+  std::vector<std::string> known = names_of_algorithms();
+  known.insert(known.begin(), table()[0].name);
+  return Algorithm(parse(what, known, name));
+}
 
 bool is_reduction(Collective c) {
   return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
@@ -63,11 +71,15 @@ bool has_root(Collective c) {
 
 std::vector<Algorithm> all_algorithms() {
   std::vector<Algorithm> all;
-  for (size_t i = 1; i < std::size(table); ++i) all.push_back(Algorithm(i));
+  for (size_t i = 1; i < table().size(); ++i) all.push_back(Algorithm(i));
   return all;
 }
 
-std::vector<std::string> names_of_algorithms() { return {std::begin(algorithms) + 1, std::end(algorithms)}; }
+std::vector<std::string> names_of_algorithms() {
+  std::vector<std::string> names;
+  for (const Algorithm a : all_algorithms()) names.emplace_back(name_of(a));
+  return names;
+}
 
 bool has_schedule(Algorithm algorithm, Collective collective) {
   return int(collective) < scheduled_collectives && algorithm != Algorithm::automatic &&
@@ -94,12 +106,16 @@ void check_request(Algorithm algorithm, const CollectiveRequest& r) {
 }
 
 int64_t chunk_count(Algorithm algorithm, const CollectiveRequest& request) {
+  return chunk_count(request, rules_of(algorithm).has_one_chunk(request.collective));
+}
+
+int64_t chunk_count(const CollectiveRequest& request, bool has_one_chunk) {
   const int64_t n = request.ranks;
   switch (request.collective) {
     case Collective::all_to_all: return n * n;
     case Collective::all_reduce:
     case Collective::broadcast:
-    case Collective::reduce: return rules_of(algorithm).has_one_chunk(request.collective) ? 1 : n;
+    case Collective::reduce: return has_one_chunk ? 1 : n;
     default: return n;
   }
 }
@@ -109,6 +125,8 @@ bool adds_in_tree_order(Algorithm algorithm, const CollectiveRequest& r) {
   if (!is_reduction(r.collective)) return false;
   return r.ranks <= 2 || rules_of(algorithm).adds_in_tree_order(r);
 }
+
+bool uses_hosts(Algorithm algorithm) { return rules_of(algorithm).uses_hosts; }
 
 void visit_schedule(Algorithm algorithm, const CollectiveRequest& request, const Emit& emit) {
   check_request(algorithm, request);

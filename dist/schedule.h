@@ -47,10 +47,10 @@ struct Transfer {
 struct CollectiveRequest {
   Collective collective = Collective::all_reduce;
   int ranks = 1;
-  /// The root of broadcast, reduce, gather and scatter; for other collectives the central rank of `tree` and `server`.
+  /// The root of broadcast, reduce, gather and scatter; for others the central rank of an algorithm that has one.
   int root = 0;
   bool mean = false;       ///< true: add the `scale` transfers that turn a sum into a mean
-  std::vector<int> hosts;  ///< hierarchical: host number of each rank; empty: all on one host
+  std::vector<int> hosts;  ///< host number of each rank, if the algorithm uses_hosts(); empty: all on one host
 };
 
 /// Error when the request is invalid, or `algorithm` has no schedule for it.
@@ -64,6 +64,8 @@ bool has_root(Collective collective);      ///< true for broadcast, reduce, gath
 /// True if the ranks' terms are added in the order of summation_tree.h. For `direct` this is always so, for other
 /// algorithms it depends on the request. All such schedules give the same bits.
 bool adds_in_tree_order(Algorithm algorithm, const CollectiveRequest& request);
+/// True if the schedule depends on CollectiveRequest::hosts.
+bool uses_hosts(Algorithm algorithm);
 
 /// A function that visit_schedule() calls with each transfer.
 using Emit = std::function<void(const Transfer&)>;

@@ -211,7 +211,7 @@ Config resolve(Config config, int dp_world);
 std::string to_text(const Config& config);
 /// The config as nested JSON objects, which read_config() accepts.
 data::Json to_json(const Config& config);
-/// The text of docs/config.md.
+/// The text of docs/config.md: docs/config.md.in, and the tables of keys.
 std::string config_reference();
 
 // The functions below convert settings of the config into arguments for the library's classes.

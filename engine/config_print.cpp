@@ -1,9 +1,10 @@
-// Prints a config as text and as JSON, and generates docs/config.md.
+// Prints a config as text and as JSON, and generates docs/config.md from docs/config.md.in.
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/config_page.h"
 #include "engine/params.h"
 #include "engine/section.h"
 
@@ -140,96 +141,19 @@ Json to_json(const Config& config) {
 }
 
 std::string config_reference() {
-  std::string out =
-      R"(# The configuration file
-
-A configuration file says how to train: batch sizes, optimizer, learning rate, precision, ZeRO and
-more. `ls::engine::initialize()` reads it ([engine](engine.md)), and so does
-`gpt train --config FILE`. It is DeepSpeed's file, read as it is; this page lists all of its keys.
-
-Most files need only these ten:
-
-| key | what to write |
-|---|---|
-| `train_batch_size` | samples of one optimizer step, over all ranks |
-| `train_micro_batch_size_per_gpu` | samples of one forward and backward, as many as fit into memory |
-| `optimizer` | type and parameters, see [Optimizers](#optimizers) |
-| `scheduler` | type and parameters, see [Schedules](#schedules) |
-| `gradient_clipping` | the largest norm of all gradients; 1.0 unless you write another |
-| `bf16.enabled` | true: parameters and activations in bf16, with f32 master weights ([mixed precision](mixed-precision.md)) |
-| `zero_optimization.stage` | 1, 2 or 3: shard optimizer state, gradients, parameters over the ranks ([ZeRO](zero.md)) |
-| `activation_checkpointing.enabled` | true: less memory for more time ([how](activation-checkpointing.md)) |
-| `steps_per_print` | report progress every N steps |
-| `checkpoint.keep` | how many checkpoints to keep |
-
-```json
-{
-  "train_batch_size": 32,
-  "train_micro_batch_size_per_gpu": 4,   // on 2 ranks: 4 accumulation steps
-  "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}},
-  "scheduler": {"type": "WarmupCosineLR",
-                "params": {"warmup_num_steps": 100, "total_num_steps": 2000}},
-  "gradient_clipping": 1.0,
-  "bf16": {"enabled": true},
-  "zero_optimization": {"stage": 2},
-  "activation_checkpointing": {"enabled": true},
-  "steps_per_print": 10,
-  "checkpoint": {"keep": 3},
-}
-```
-
-## How a file is read
-
-- **Check a file** with `lockstep config FILE --ranks N`. It prints every key with its value and
-  where the value comes from, or everything that is wrong. `lockstep config --reference` prints this
-  page.
-- **Change one key** of a program with `--set zero_optimization.stage=2`.
-- **Syntax:** comments (`//`, `/* */`, `#`) and a comma before a closing bracket are accepted, and
-  `1e9` counts as an integer.
-- **Errors** come before a rank starts, all of them at once: an unknown key, a key that is written
-  twice, a wrong type, a value out of range, keys that contradict each other.
-- **Batch sizes:** `train_batch_size` = `train_micro_batch_size_per_gpu` x
-  `gradient_accumulation_steps` x data-parallel ranks. Two of the three keys give the third. One of
-  the first two is enough; then there is one accumulation step.
-- **`"auto"`** is accepted where the table says "or auto". Elsewhere it is an error that tells you
-  what to write.
-
-## Groups of keys
-
-A key `a.b` is written `{"a": {"b": ...}}`. The table below has the groups in this order:
-
-| group | for | more |
-|---|---|---|
-| `train_*`, `gradient_accumulation_steps` | batch sizes | [engine](engine.md#a-step) |
-| `optimizer`, `scheduler`, `ema` | update rule, learning rate, averaged parameters | [optimizers](optimizers.md) |
-| `gradient_*`, `communication_data_type` | clipping, and how gradients are summed | [engine](engine.md#a-step) |
-| `fp16`, `bf16`, `data_types` | precision | [mixed precision](mixed-precision.md) |
-| `zero_optimization`, `aio` | sharding over ranks, offload to host memory or files | [ZeRO](zero.md) |
-| `activation_checkpointing` | memory of activations | [activation checkpointing](activation-checkpointing.md) |
-| `dataloader_drop_last`, `seed` | the data loader, and all random numbers | [engine](engine.md#a-step) |
-| `steps_per_print` … `dump_state` | what a run prints | [engine](engine.md#what-a-run-says) |
-| `checkpoint` | saving | [checkpoints](checkpoints.md) |
-| `pipeline`, `tensor_parallel`, `context_parallel` | plans that cut the model or its sequences | [mesh](mesh.md) |
-)";
-  for (const Section& section : sections())
-    if (!section.about.empty()) out += "| `" + section.name + "` | " + section.about + " | " + section.page + " |\n";
-  std::string appendix;
-  for (const Section& section : sections())
+  std::string groups, tables = table_of(config_keys()), appendix;
+  for (const Section& section : sections()) {
+    if (!section.about.empty()) groups += "| `" + section.name + "` | " + section.about + " | " + section.page + " |\n";
+    if (section.reference) tables += section.reference();
     if (section.appendix) appendix += section.appendix();
+  }
   if (!appendix.empty())
-    out += "\nKeys of DeepSpeed that have no effect here, or that are refused, are listed at the end.\n";
-  out +=
-      R"(
-## Keys
-
-Sizes of buckets, buffers and parameters are in elements, not in bytes.
-
-)" + table_of(config_keys());
-  for (const Section& section : sections())
-    if (section.reference) out += section.reference();
-  add_types(out, "Optimizers", optimizer_types());
-  add_types(out, "Schedules", schedule_types());
-  return out + appendix;
+    groups += "\nKeys of DeepSpeed that have no effect here, or that are refused, are listed at the end.\n";
+  add_types(tables, "Optimizers", optimizer_types());
+  add_types(tables, "Schedules", schedule_types());
+  std::string page(config_page);
+  const std::string_view place = "{groups}\n";
+  return page.replace(page.find(place), place.size(), groups) + tables + appendix;
 }
 
 }  // namespace lockstep::engine

@@ -21,9 +21,10 @@ flags=(-std=c++20 -w -I. -I"$folder/generated" -DLOCKSTEP_WITH_ONEDNN -DLOCKSTEP
 for part in "$include" "$include/$machine" "$include/eigen3" "$library"/openmpi/include; do flags+=(-isystem "$part"); done
 
 # Headers that meson would generate. Any values do.
-mkdir -p $folder/generated/{apps,lockstep,extensions/launcher}
+mkdir -p $folder/generated/{apps,base,engine,lockstep,extensions/launcher}
 for file in apps/*.h.in; do sed -E 's/@[A-Z_]+@//' "$file" >"$folder/generated/apps/$(basename "$file" .in)"; done
 sed -E 's/@[A-Z_]+@//' extensions/launcher/programs/new_project.h.in >$folder/generated/extensions/launcher/new_project.h
+for page in base/environment engine/config; do sed -E "s/@NAME@/${page#*/}/; s/@TEXT@//" lockstep/page.h.in >"$folder/generated/${page}_page.h"; done
 for name in extensions/*/; do name=$(basename "$name") && sed "s/@NAME@/$name/g" lockstep/extension.h.in >"$folder/generated/lockstep/$name.h"; done
 
 files=("$@")

@@ -20,7 +20,7 @@
 // MPICH, 2005; the order of addition is our own.
 #include <algorithm>
 
-#include "dist/schedules/rules.h"
+#include "dist/algorithm_rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {

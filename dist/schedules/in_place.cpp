@@ -13,7 +13,7 @@
 // Cost of all_reduce of S bytes: log2(n) + n-1 steps, 2(n-1)/n·S bytes read and written by each rank.
 #include <bit>
 
-#include "dist/schedules/rules.h"
+#include "dist/algorithm_rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {

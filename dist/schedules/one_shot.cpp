@@ -11,7 +11,7 @@
 //
 // Slot 0 is a rank's own tensor. Every addition has its operands in rank order, so all ranks compute the same bits,
 // even for NaN. Cost of all_reduce of S bytes: n-1 messages and (n-1)·S bytes sent by each rank, n-1 scratch copies.
-#include "dist/schedules/rules.h"
+#include "dist/algorithm_rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {

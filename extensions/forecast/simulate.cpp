@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "base/check.h"
 #include "dist/shard.h"
@@ -74,49 +75,50 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const CollectiveRequest& r,
   const bool mixed = network.within && k > 1 && k < n;
   if (network.within && k == 0) return std::nullopt;
   Rounds rounds;
-  switch (algorithm) {
-    case Algorithm::ring: {
-      const double chunk = double((elements + n - 1) / n * element_size);
-      const bool slow_near = mixed && near.latency + chunk / near.bandwidth > far.latency + chunk / far.bandwidth;
-      rounds.list = {{both * (n - 1), 1, n, slow_near ? near : far}};  // all ranks wait for the slower links
-      rounds.messages = both * (n - 1) * n;
-      rounds.exact = !mixed || elements % n == 0;
-      return rounds;
-    }
-    case Algorithm::direct:
-      if (mixed) return std::nullopt;
-      if (sums) rounds.list.push_back({in_pairs(n), 1, n, far});
-      if (shares || all) rounds.list.push_back({n - 1, 1, n, far});
-      rounds.messages = int64_t(rounds.list.size()) * (n - 1) * n;
-      rounds.exact = !sums || n == p || elements % n == 0;
-      return rounds;
-    case Algorithm::halving_doubling:
-      if (n != p && (mixed || both < 2)) return std::nullopt;
-      if (n != p) rounds.list.push_back({1, n, 1, far});
-      for (int64_t d = 1; sums && d < p; d *= 2)
-        rounds.list.push_back({1, (n - 1) / (2 * d) + 1, 2 * d, d < k ? near : far});
-      for (int64_t d = p / 2; shares && d > 0; d /= 2)
-        rounds.list.push_back({1, (n - 1) / (2 * d) + 1, 2 * d, d < k ? near : far});
-      if (n != p) rounds.list.push_back({1, n, 1, far});
-      rounds.messages = both * p * (std::bit_width(unsigned(p)) - 1) + 2 * (n - p);
-      rounds.exact = n == p;
-      return rounds;
-    case Algorithm::hierarchical: {
-      if (k == 0) return std::nullopt;
-      const int64_t m = n / k;
-      if (sums) rounds.list.insert(rounds.list.end(), {{in_pairs(k), m, k, near}, {in_pairs(m), 1, n, far}});
-      if (shares) rounds.list.insert(rounds.list.end(), {{m - 1, 1, n, far}, {k - 1, m, k, near}});
-      rounds.messages = both * n * (k - 1 + m - 1);
-      rounds.exact = !sums || n == p || elements % n == 0;
-      return rounds;
-    }
-    case Algorithm::one_shot:
-      if (mixed) return std::nullopt;
-      rounds.list = {{n - 1, 1, 1, far}};
-      rounds.messages = (n - 1) * n;
-      return rounds;
-    default: return std::nullopt;
+  const std::string_view name = name_of(algorithm);
+  if (name == "ring") {
+    const double chunk = double((elements + n - 1) / n * element_size);
+    const bool slow_near = mixed && near.latency + chunk / near.bandwidth > far.latency + chunk / far.bandwidth;
+    rounds.list = {{both * (n - 1), 1, n, slow_near ? near : far}};  // all ranks wait for the slower links
+    rounds.messages = both * (n - 1) * n;
+    rounds.exact = !mixed || elements % n == 0;
+    return rounds;
   }
+  if (name == "direct") {
+    if (mixed) return std::nullopt;
+    if (sums) rounds.list.push_back({in_pairs(n), 1, n, far});
+    if (shares || all) rounds.list.push_back({n - 1, 1, n, far});
+    rounds.messages = int64_t(rounds.list.size()) * (n - 1) * n;
+    rounds.exact = !sums || n == p || elements % n == 0;
+    return rounds;
+  }
+  if (name == "halving_doubling") {
+    if (n != p && (mixed || both < 2)) return std::nullopt;
+    if (n != p) rounds.list.push_back({1, n, 1, far});
+    for (int64_t d = 1; sums && d < p; d *= 2)
+      rounds.list.push_back({1, (n - 1) / (2 * d) + 1, 2 * d, d < k ? near : far});
+    for (int64_t d = p / 2; shares && d > 0; d /= 2)
+      rounds.list.push_back({1, (n - 1) / (2 * d) + 1, 2 * d, d < k ? near : far});
+    if (n != p) rounds.list.push_back({1, n, 1, far});
+    rounds.messages = both * p * (std::bit_width(unsigned(p)) - 1) + 2 * (n - p);
+    rounds.exact = n == p;
+    return rounds;
+  }
+  if (name == "hierarchical") {
+    if (k == 0) return std::nullopt;
+    const int64_t m = n / k;
+    if (sums) rounds.list.insert(rounds.list.end(), {{in_pairs(k), m, k, near}, {in_pairs(m), 1, n, far}});
+    if (shares) rounds.list.insert(rounds.list.end(), {{m - 1, 1, n, far}, {k - 1, m, k, near}});
+    rounds.messages = both * n * (k - 1 + m - 1);
+    rounds.exact = !sums || n == p || elements % n == 0;
+    return rounds;
+  }
+  if (name == "one_shot" && !mixed) {
+    rounds.list = {{n - 1, 1, 1, far}};
+    rounds.messages = (n - 1) * n;
+    return rounds;
+  }
+  return std::nullopt;
 }
 
 /// Stores the bytes that each rank sends and receives in `result`, for a schedule in which all ranks do the same.
@@ -124,6 +126,7 @@ void count_bytes(Algorithm algorithm, const CollectiveRequest& r, int64_t elemen
                  NetworkSimulation& result) {
   const int64_t n = r.ranks, all = elements * element_size, p = int64_t(std::bit_floor(unsigned(n))),
                 k = std::max<int64_t>(ranks_of_host(r), 1);
+  const std::string_view name = name_of(algorithm);
   const auto every = [&](int64_t first, int64_t stride) {  // chunks first, first + stride, ...
     const auto count = [&](int64_t end) { return first < end ? (end - first - 1) / stride + 1 : 0; };
     return (count(n) * (elements / n) + count(elements % n)) * element_size;
@@ -133,27 +136,24 @@ void count_bytes(Algorithm algorithm, const CollectiveRequest& r, int64_t elemen
     struct Bytes {
       int64_t sent = 0, received = 0;
     } sum, share, more;
-    switch (algorithm) {
-      case Algorithm::ring:
-        sum = {all - size(rank), all - size(rank + n - 1)};
-        share = {all - size(rank + 1), all - size(rank)};
-        break;
-      case Algorithm::direct:
-        sum = {all - size(rank), (n - 1) * size(rank)};
-        share = {sum.received, sum.sent};
-        break;
-      case Algorithm::halving_doubling:
-        if (rank >= p || rank + p < n) more = {all, all};
-        if (rank >= p) break;
+    if (name == "ring") {
+      sum = {all - size(rank), all - size(rank + n - 1)};
+      share = {all - size(rank + 1), all - size(rank)};
+    } else if (name == "direct") {
+      sum = {all - size(rank), (n - 1) * size(rank)};
+      share = {sum.received, sum.sent};
+    } else if (name == "halving_doubling") {
+      if (rank >= p || rank + p < n) more = {all, all};
+      if (rank < p) {
         sum.sent = all - every(rank, p);
         for (int64_t stride = 2; stride <= p; stride *= 2) sum.received += every(rank % stride, stride);
         share = {sum.received, sum.sent};
-        break;
-      case Algorithm::hierarchical:
-        sum = {all - size(rank), (k - 1) * every(rank % k, k) + (n / k - 1) * size(rank)};
-        share = {sum.received, sum.sent};
-        break;
-      default: more = {(n - 1) * all, (n - 1) * all};
+      }
+    } else if (name == "hierarchical") {
+      sum = {all - size(rank), (k - 1) * every(rank % k, k) + (n / k - 1) * size(rank)};
+      share = {sum.received, sum.sent};
+    } else {  // one_shot
+      more = {(n - 1) * all, (n - 1) * all};
     }
     if (r.collective == Collective::all_gather) sum = {};
     if (r.collective != Collective::all_gather && r.collective != Collective::all_reduce) share = {};
@@ -196,7 +196,7 @@ int64_t memory_of_transfers(Algorithm algorithm, const CollectiveRequest& r) {
   if (r.collective == Collective::all_to_all) return 64 * 3 * n * n;
   if (touches_few_places(algorithm, r)) return 64 * n * (std::bit_width(unsigned(n)) / 2 + 1);
   int64_t scratch = 0;
-  if (algorithm == Algorithm::hierarchical && chunks > 1) {  // partial sums of a rank's own chunks within its host
+  if (name_of(algorithm) == "hierarchical" && chunks > 1) {  // partial sums of a rank's own chunks within its host
     std::map<int, int> sizes;
     for (const int host : r.hosts) ++sizes[host];
     for (const auto& [host, size] : sizes) scratch = std::max<int64_t>(scratch, std::bit_width(unsigned(size - 1)));

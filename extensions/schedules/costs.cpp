@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <map>
+#include <string_view>
 
 namespace lockstep::dist {
 namespace {
@@ -83,16 +84,18 @@ Cost of_server(const CollectiveRequest& r) {
 }  // namespace
 
 std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveRequest& request) {
-  switch (algorithm) {
-    case Algorithm::ring: return of_ring(request);
-    case Algorithm::direct: return of_direct(request);
-    case Algorithm::tree: return of_tree(request);
-    case Algorithm::halving_doubling: return of_halving_doubling(request);
-    case Algorithm::hierarchical: return of_hierarchical(request);
-    case Algorithm::server: return of_server(request);
-    case Algorithm::one_shot: return full_messages(request);
-    default: return std::nullopt;
-  }
+  using CostOf = Cost (*)(const CollectiveRequest&);
+  static const std::map<std::string_view, CostOf> costs = {
+      {"ring", of_ring},
+      {"direct", of_direct},
+      {"tree", of_tree},
+      {"halving_doubling", of_halving_doubling},
+      {"hierarchical", of_hierarchical},
+      {"server", of_server},
+      {"one_shot", [](const CollectiveRequest& r) -> Cost { return full_messages(r); }},
+  };
+  const auto found = costs.find(name_of(algorithm));
+  return found == costs.end() ? std::nullopt : found->second(request);
 }
 
 }  // namespace lockstep::dist

@@ -42,7 +42,7 @@ TEST_CASE("fingerprint: every flipped bit of a header is found") {
   Header old = good;
   old.protocol = 7;
   seal(old);
-  CHECK_ERROR(check_sealed(old, 1), "protocol version 7, this build speaks 1");
+  CHECK_ERROR(check_sealed(old, 1), "protocol version 7, this build speaks 2");
 }
 
 TEST_CASE("fingerprint: differences are named from both sides") {
@@ -66,7 +66,9 @@ TEST_CASE("fingerprint: differences are named from both sides") {
          h.root = 1;
        }},
       {"rank 2 calls all_reduce f32 x 8 sum by ring, tag w1",
-       [](Header& h) { h.algorithm = uint8_t(Algorithm::ring); }},
+       [](Header& h) { h.algorithm = hash_of(Algorithm::ring); }},
+      {"rank 2 calls all_reduce f32 x 8 sum by an unknown algorithm, tag w1",  // one that this build lacks
+       [](Header& h) { h.algorithm = uint32_t(hash_text("butterfly")); }},
       {"rank 2 calls barrier",
        [](Header& h) {
          h.kind = uint8_t(Collective::barrier);
@@ -112,5 +114,5 @@ TEST_CASE("fingerprint: a send meets a receive") {
   const Header a = header_of(call, 1, 1, 0);
   call.tag.back() = '2';
   const Header b = header_of(call, 1, 1, 1);
-  CHECK_ERROR(check_same(a, b, "world"), "tag " + std::string(64, 'x') + "...");
+  CHECK_ERROR(check_same(a, b, "world"), "tag " + std::string(sizeof a.tag_text, 'x') + "...");
 }

@@ -446,10 +446,9 @@ class Body {
         const Tensor t = from(std::vector<float>(size_t(n + 1)), {n + 1});
         g.all_to_all(t, t);
       });
-    if (options.schedules && !has_schedule(Algorithm::halving_doubling, Collective::gather))
+    if (options.schedules)
       refused("[gather] expected an algorithm that has a schedule", [&] {
-        g.gather(x, x.narrow(0, 0, shard_range(6, n, rank).size()).clone(), rank,
-                 {.algorithm = Algorithm::halving_doubling});
+        g.gather(x, x.narrow(0, 0, shard_range(6, n, rank).size()).clone(), rank, {.algorithm = Algorithm::one_shot});
       });
   }
 

@@ -99,7 +99,7 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
   for (const dist::Algorithm a : dist::all_algorithms()) {
     const bool is_asked = !all && a == algorithm;
     // On one host, the hierarchical algorithm does the same as the direct one.
-    const bool pointless = a == dist::Algorithm::hierarchical && request.hosts.empty();
+    const bool pointless = uses_hosts(a) && request.hosts.empty();
     if (!is_asked && (pointless || !has_schedule(a, request.collective))) continue;
     rows.push_back(row_of(a, request, bytes, network, is_asked));
     if (is_asked) of_asked = rows.back();

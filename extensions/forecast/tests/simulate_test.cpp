@@ -16,6 +16,9 @@ using namespace lockstep::dist;
 
 namespace {
 
+const Algorithm tree = parse_algorithm("tree"), halving_doubling = parse_algorithm("halving_doubling"),
+                hierarchical = parse_algorithm("hierarchical"), server = parse_algorithm("server");
+
 // Sanitizers slow this down many times and find nothing new with more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int greatest = 1024;
@@ -31,7 +34,7 @@ TEST_CASE("simulated times match the textbook formulas") {
   for_each_pair([&](Algorithm a, Collective c) {
     for (const int n : {1, 2, 3, 4, 5, 7, 8, 16, 31, 32}) {
       std::vector<int> hosts;
-      for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) hosts.push_back(i * 4 / std::max(n, 4));
+      for (int i = 0; uses_hosts(a) && i < n; ++i) hosts.push_back(i * 4 / std::max(n, 4));
       const CollectiveRequest r{c, n, 0, false, hosts};
       const int64_t bytes = 1 << 20;
       const auto expected = formula(a, r, bytes, network.between);
@@ -44,7 +47,7 @@ TEST_CASE("simulated times match the textbook formulas") {
   });
   CHECK(compared > 180);
   // Schedules without a formula: their times are not below the least time that their bytes take.
-  CHECK_FALSE(formula(Algorithm::halving_doubling, {Collective::all_reduce, 6}, 1, network.between).has_value());
+  CHECK_FALSE(formula(halving_doubling, {Collective::all_reduce, 6}, 1, network.between).has_value());
   CHECK_FALSE(formula(Algorithm::ring, {Collective::all_to_all, 6}, 1, network.between).has_value());
   for (int n = 2; n < 20; ++n) {
     for (const Algorithm a : all_algorithms()) {
@@ -82,10 +85,9 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
                 4 / std::min(network.between.bandwidth, network.within ? network.within->bandwidth : 1e30);
             // The seconds by which simulate_rounds() may exceed simulate_transfers() where it is only approximate.
             double over = 0;
-            if (a == Algorithm::halving_doubling && !power) over = element * double((elements + n - 1) / n);
-            if (elements % n != 0 &&
-                ((a == Algorithm::ring && mixed) ||
-                 (is_reduction(c) && !power && (a == Algorithm::direct || a == Algorithm::hierarchical))))
+            if (a == halving_doubling && !power) over = element * double((elements + n - 1) / n);
+            if (elements % n != 0 && ((a == Algorithm::ring && mixed) ||
+                                      (is_reduction(c) && !power && (a == Algorithm::direct || uses_hosts(a)))))
               over = element * double(s.steps * (k > 0 ? n / k : 1));
             const bool right = over > 0 ? s.seconds <= rounds->seconds * (1 + 1e-12) &&
                                               rounds->seconds <= (s.seconds + over) * (1 + 1e-12)
@@ -104,14 +106,13 @@ TEST_CASE("rounds of ranks that all do the same give what their transfers give")
   CHECK(compared > 9000);
   CHECK(exact > 7000);
   // simulate_rounds() gives nothing if ranks do different things, links differ, or a host's ranks are not contiguous.
-  CHECK_FALSE(simulate_rounds(Algorithm::tree, {Collective::all_reduce, 4}, 1, 4, {}).has_value());
+  CHECK_FALSE(simulate_rounds(tree, {Collective::all_reduce, 4}, 1, 4, {}).has_value());
   CHECK_FALSE(simulate_rounds(Algorithm::direct, {Collective::broadcast, 4}, 1, 4, {}).has_value());
   CHECK_FALSE(simulate_rounds(Algorithm::direct, {Collective::all_reduce, 4, 0, false, {0, 0, 1, 1}}, 1, 4, networks[2])
                   .has_value());
   for (const auto& hosts : {std::vector<int>{0, 1, 0, 1}, {0, 0, 1, 2}, {0, 0, 0, 1}, {0, 0, 1, 1, 0, 0}}) {
-    CHECK_FALSE(
-        simulate_rounds(Algorithm::hierarchical, {Collective::all_reduce, int(hosts.size()), 0, false, hosts}, 1, 4, {})
-            .has_value());
+    CHECK_FALSE(simulate_rounds(hierarchical, {Collective::all_reduce, int(hosts.size()), 0, false, hosts}, 1, 4, {})
+                    .has_value());
   }
 }
 
@@ -123,7 +124,7 @@ TEST_CASE("very many ranks are simulated") {
     for (const Algorithm a : all_algorithms()) {
       if (a == Algorithm::in_place) continue;  // so many ranks do not share memory
       CollectiveRequest r{Collective::all_reduce, n};
-      for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) r.hosts.push_back(i / (n == many ? 8 : 3));
+      for (int i = 0; uses_hosts(a) && i < n; ++i) r.hosts.push_back(i / (n == many ? 8 : 3));
       CHECK(can_simulate(a, r, network));
       const NetworkSimulation s = simulate(a, r, bytes, 1, network);
       const auto expected = formula(a, r, bytes, network.between);
@@ -133,7 +134,7 @@ TEST_CASE("very many ranks are simulated") {
     }
   }
   // In a gather, most pairs (rank, chunk) do not occur.
-  const NetworkSimulation gather = simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);
+  const NetworkSimulation gather = simulate(tree, {Collective::gather, many / 4}, bytes, 1, network);
   CHECK(gather.received[0] == bytes - shard_range(bytes, many / 4, 0).size());
   const CollectiveRequest broadcast{Collective::broadcast, many};
   CHECK_FALSE(can_simulate(Algorithm::direct, broadcast, network));
@@ -153,9 +154,9 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
           CHECK(sent == n * (n - 1) * elements * 4);
           continue;
         }
-        const bool least = a == Algorithm::ring || a == Algorithm::direct || a == Algorithm::hierarchical ||
+        const bool least = a == Algorithm::ring || a == Algorithm::direct || uses_hosts(a) ||
                            a == Algorithm::in_place || std::has_single_bit(unsigned(n));
-        if (least || a == Algorithm::tree || a == Algorithm::server) CHECK(sent == 2 * (n - 1) * elements * 4);
+        if (least || a == tree || a == server) CHECK(sent == 2 * (n - 1) * elements * 4);
         if (a != Algorithm::ring) continue;
         // In two rounds over all chunks, a rank leaves out its own chunk once and its right neighbor's once.
         for (int rank = 0; rank < n; ++rank) {
@@ -175,9 +176,9 @@ TEST_CASE("hierarchical is faster across several hosts") {
   const auto time = [&](Algorithm a) {
     return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds;
   };
-  CHECK(time(Algorithm::hierarchical) < 0.25 * time(Algorithm::ring));
+  CHECK(time(hierarchical) < 0.25 * time(Algorithm::ring));
   // The first partners of halving-doubling are on the same host.
-  CHECK(time(Algorithm::halving_doubling) < 0.25 * time(Algorithm::ring));
+  CHECK(time(halving_doubling) < 0.25 * time(Algorithm::ring));
 }
 
 TEST_CASE("simulations reject values") {

@@ -211,8 +211,8 @@ TEST_CASE("step model: collectives cost what the schedules cost") {
     for (int i = 0; i < hosts * each; ++i) where.push_back(i / each);
     const dist::Network network{far, near};
     const double simulated =
-        dist::simulate(dist::Algorithm::hierarchical, {dist::Collective::all_reduce, hosts * each, 0, false, where},
-                       16'000'000, 4, network)
+        dist::simulate(dist::parse_algorithm("hierarchical"),
+                       {dist::Collective::all_reduce, hosts * each, 0, false, where}, 16'000'000, 4, network)
             .seconds;
     CHECK(collective_seconds(dist::Collective::all_reduce, hosts * each, 1, 6.4e7,
                              {.network = network, .ranks_per_host = each}) == doctest::Approx(simulated).epsilon(0.02));

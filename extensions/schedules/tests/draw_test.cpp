@@ -25,8 +25,8 @@ TEST_CASE("the table of a schedule") {
   CHECK(contains(draw_table(Algorithm::direct, {Collective::reduce_scatter, 4}),
                  "     1   2 -> 2[1]     3 -> 3[1]     0 -> 0[1]     1 -> 1[1]\n"));
   CHECK(contains(draw_table(Algorithm::direct, {Collective::reduce_scatter, 4}), "     3   0[1] +> own"));
-  CHECK(contains(draw_table(Algorithm::halving_doubling, {Collective::all_reduce, 5}), "0-4 +> 0"));
-  CHECK(contains(draw_table(Algorithm::tree, {Collective::gather, 20, 3}),
+  CHECK(contains(draw_table(parse_algorithm("halving_doubling"), {Collective::all_reduce, 5}), "0-4 +> 0"));
+  CHECK(contains(draw_table(parse_algorithm("tree"), {Collective::gather, 20, 3}),
                  "  step    from  what\n     0       4  4 -> 3\n"));  // too wide for a table: one line per transfer
   CHECK(draw_table(Algorithm::ring, {Collective::all_reduce, 1}) == "  step   rank 0\n");
 }
@@ -78,14 +78,15 @@ TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg
     Algorithm algorithm;
     CollectiveRequest request;
   };
-  const Row rows[] = {{"ring_all_reduce.svg", Algorithm::ring, {Collective::all_reduce, 4}},
-                      {"server_all_reduce.svg", Algorithm::server, {Collective::all_reduce, 4}},
-                      {"direct_reduce_scatter.svg", Algorithm::direct, {Collective::reduce_scatter, 4}},
-                      {"tree_all_reduce.svg", Algorithm::tree, {Collective::all_reduce, 8}},
-                      {"halving_doubling_all_reduce.svg", Algorithm::halving_doubling, {Collective::all_reduce, 8}},
-                      {"hierarchical_all_reduce.svg",
-                       Algorithm::hierarchical,
-                       {Collective::all_reduce, 6, 0, false, {0, 0, 0, 1, 1, 1}}}};
+  const Row rows[] = {
+      {"ring_all_reduce.svg", Algorithm::ring, {Collective::all_reduce, 4}},
+      {"server_all_reduce.svg", parse_algorithm("server"), {Collective::all_reduce, 4}},
+      {"direct_reduce_scatter.svg", Algorithm::direct, {Collective::reduce_scatter, 4}},
+      {"tree_all_reduce.svg", parse_algorithm("tree"), {Collective::all_reduce, 8}},
+      {"halving_doubling_all_reduce.svg", parse_algorithm("halving_doubling"), {Collective::all_reduce, 8}},
+      {"hierarchical_all_reduce.svg",
+       parse_algorithm("hierarchical"),
+       {Collective::all_reduce, 6, 0, false, {0, 0, 0, 1, 1, 1}}}};
   for (const Row& row : rows) {
     CHECK_MESSAGE(docs_image(row.file) == draw_svg(row.algorithm, row.request), row.file,
                   " is not what is drawn now: see docs/collectives.md for how to make it");

@@ -18,6 +18,9 @@ using namespace lockstep::dist;
 
 namespace {
 
+const Algorithm tree = parse_algorithm("tree"), halving_doubling = parse_algorithm("halving_doubling"),
+                hierarchical = parse_algorithm("hierarchical"), server = parse_algorithm("server");
+
 // Sanitizers slow this down many times and find nothing new with more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int thousand = 200;
@@ -56,12 +59,11 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
       std::set<int> roots{0, n / 2, n - 1};
       if (n <= 9)
         for (int root = 0; root < n; ++root) roots.insert(root);
-      if (!has_root(c) && a != Algorithm::tree && a != Algorithm::server) roots = {0};
+      if (!has_root(c) && a != tree && a != server) roots = {0};
       for (const int root : roots) {
         for (const bool mean : {false, true}) {
           if (mean && (!is_reduction(c) || n > 20)) continue;
-          const auto hosts =
-              a == Algorithm::hierarchical && (n <= 20 || n % 8 == 0) ? layouts(n) : std::vector<std::vector<int>>{{}};
+          const auto hosts = uses_hosts(a) && (n <= 20 || n % 8 == 0) ? layouts(n) : std::vector<std::vector<int>>{{}};
           for (const auto& layout : hosts) {
             const CollectiveRequest r{c, n, root, mean, layout};
             const CollectiveCheck check = check_schedule(a, r);
@@ -89,7 +91,7 @@ TEST_CASE("every schedule is right for 1000 ranks") {
       [&](const auto& pair) {
         const auto [a, c] = pair;
         const CollectiveRequest r{c, thousand, has_root(c) ? thousand / 3 : 0, false,
-                                  a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
+                                  uses_hosts(a) ? hosts : std::vector<int>{}};
         const CollectiveCheck check = check_schedule(a, r);
         if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
         if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
@@ -105,17 +107,16 @@ TEST_CASE("the order of addition: direct is the tree for every n, every rank's s
       for (int chunk = 0; chunk < n; ++chunk) CHECK(check.order(chunk) == tree_text(0, n));
       CHECK(check.slots <= std::bit_width(unsigned(n)));
     }
-    CHECK(check_schedule(Algorithm::tree, {Collective::all_reduce, n}).all_in_tree_order());
-    CHECK(check_schedule(Algorithm::halving_doubling, {Collective::all_reduce, n}).all_in_tree_order() ==
+    CHECK(check_schedule(tree, {Collective::all_reduce, n}).all_in_tree_order());
+    CHECK(check_schedule(halving_doubling, {Collective::all_reduce, n}).all_in_tree_order() ==
           std::has_single_bit(unsigned(n)));
     CHECK(check_schedule(Algorithm::ring, {Collective::all_reduce, n}).all_in_tree_order() == (n <= 2));
   }
-  CHECK(check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 8, 0, false, {0, 0, 1, 1, 2, 2, 3, 3}})
+  CHECK(check_schedule(hierarchical, {Collective::all_reduce, 8, 0, false, {0, 0, 1, 1, 2, 2, 3, 3}})
             .all_in_tree_order());
-  CHECK_FALSE(
-      check_schedule(Algorithm::hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1, 0, 1}}).all_in_tree_order());
+  CHECK_FALSE(check_schedule(hierarchical, {Collective::all_reduce, 4, 0, false, {0, 1, 0, 1}}).all_in_tree_order());
   CHECK(check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(0) == "(0+((1+2)+3))");
-  CHECK(check_schedule(Algorithm::server, {Collective::reduce, 5, 2, true}).order(0) == "mean((((0+1)+2)+3)+4)");
+  CHECK(check_schedule(server, {Collective::reduce, 5, 2, true}).order(0) == "mean((((0+1)+2)+3)+4)");
   CHECK(check_schedule(Algorithm::ring, {Collective::all_gather, 4}).order(0).empty());
   CHECK_ERROR(check_schedule(Algorithm::ring, {Collective::all_reduce, 4}).order(4),
               "expected a chunk from 0 to 3, got 4");
@@ -136,36 +137,35 @@ TEST_CASE("steps, messages and chunks match the formulas") {
                         {Algorithm::direct, Collective::all_reduce, int64_t(std::bit_ceil(unsigned(n))) - 1 + m, 2 * m},
                         {Algorithm::direct, Collective::all_gather, m, m},
                         {Algorithm::direct, Collective::all_to_all, m, m},
-                        {Algorithm::tree, Collective::all_reduce, 2 * log, log},
-                        {Algorithm::tree, Collective::gather, log, n / 2},
-                        {Algorithm::server, Collective::all_reduce, 2 * m, m},
-                        {Algorithm::server, Collective::gather, m, n > 1},
+                        {tree, Collective::all_reduce, 2 * log, log},
+                        {tree, Collective::gather, log, n / 2},
+                        {server, Collective::all_reduce, 2 * m, m},
+                        {server, Collective::gather, m, n > 1},
                         {Algorithm::one_shot, Collective::all_reduce, m, m},
                         {Algorithm::in_place, Collective::all_reduce, log + m, 2 * m},
                         {Algorithm::in_place, Collective::broadcast, m, m}};
     for (const Row& row : rows) {
-      if (row.algorithm == Algorithm::tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n)))
-        continue;
+      if (row.algorithm == tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n))) continue;
       CAPTURE(describe(row.algorithm, {row.collective, n}));
       const CollectiveCheck check = check_schedule(row.algorithm, {row.collective, n});
       CHECK(check.rounds == row.rounds);
       CHECK(*std::max_element(check.sent.begin(), check.sent.end()) == row.sent);
     }
     // All ranks send and receive the same number of chunks, and that is the minimum.
-    for (const Algorithm a : {Algorithm::ring, Algorithm::direct, Algorithm::halving_doubling}) {
-      if (a == Algorithm::halving_doubling && !std::has_single_bit(unsigned(n))) continue;
+    for (const Algorithm a : {Algorithm::ring, Algorithm::direct, halving_doubling}) {
+      if (a == halving_doubling && !std::has_single_bit(unsigned(n))) continue;
       const CollectiveCheck check = check_schedule(a, {Collective::all_reduce, n});
       CHECK(std::all_of(check.sent.begin(), check.sent.end(), [&](int64_t x) { return x == 2 * m; }));
       CHECK(std::all_of(check.received.begin(), check.received.end(), [&](int64_t x) { return x == 2 * m; }));
-      if (a == Algorithm::halving_doubling) CHECK(check.rounds == 2 * log);
+      if (a == halving_doubling) CHECK(check.rounds == 2 * log);
     }
   }
   for (const int hosts : {1, 2, 3, 4, 5})
     for (const int each : {1, 2, 3, 4, 5, 8}) {
       CollectiveRequest request{Collective::all_reduce, hosts * each};
       for (int rank = 0; rank < request.ranks; ++rank) request.hosts.push_back(rank / each);
-      CAPTURE(describe(Algorithm::hierarchical, request));
-      CHECK(check_schedule(Algorithm::hierarchical, request).rounds ==
+      CAPTURE(describe(hierarchical, request));
+      CHECK(check_schedule(hierarchical, request).rounds ==
             int64_t(std::bit_ceil(unsigned(hosts)) + std::bit_ceil(unsigned(each))) + hosts + each - 4);
     }
 }
@@ -251,9 +251,8 @@ TEST_CASE("the checker finds planted mistakes") {
 TEST_CASE("the checker finds every single transfer that is lost, and every one that is done twice") {
   for_each_pair([&](Algorithm a, Collective c) {
     for (const int n : {2, 3, 4, 5}) {
-      const CollectiveRequest r{
-          c, n, n - 1, is_reduction(c),
-          a == Algorithm::hierarchical && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
+      const CollectiveRequest r{c, n, n - 1, is_reduction(c),
+                                uses_hosts(a) && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
       const auto list = make_schedule(a, r);
       const int64_t chunks = chunk_count(a, r);
       for (size_t i = 0; i < list.size(); ++i) {
@@ -261,7 +260,7 @@ TEST_CASE("the checker finds every single transfer that is lost, and every one t
         lost.erase(lost.begin() + std::ptrdiff_t(i));
         INFO(describe(a, r), ", transfer ", i);
         // halving_doubling's broadcast sends some chunks twice, so losing one copy is harmless.
-        if (!(a == Algorithm::halving_doubling && c == Collective::broadcast))
+        if (!(a == halving_doubling && c == Collective::broadcast))
           CHECK_FALSE(check_transfers(lost, r, chunks).right());
         if (list[i].action == TransferAction::copy) continue;
         auto twice = list;

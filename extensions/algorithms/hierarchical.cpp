@@ -18,8 +18,8 @@
 #include <algorithm>
 #include <map>
 
-#include "dist/schedules/rules.h"
-#include "dist/schedules/writer.h"
+#include "dist/algorithm_rules.h"
+#include "extensions/algorithms/algorithms.h"
 
 namespace lockstep::dist {
 namespace {
@@ -95,10 +95,12 @@ struct HostGroups {
 
 }  // namespace
 
+static bool has_one_chunk(Collective c) { return c != Collective::all_reduce; }
+
 static void by_hosts(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks;
   const HostGroups groups(request);
-  const auto chunks = int32_t(chunk_count(Algorithm::hierarchical, request));
+  const auto chunks = int32_t(chunk_count(request, has_one_chunk(request.collective)));
   const int root = has_root(request.collective) ? request.root : 0;
   const Teams trees = groups.trees_within(root), leaders = HostGroups::leaders(trees);
   StepWriter w(emit);
@@ -211,23 +213,28 @@ static void by_hosts(const CollectiveRequest& request, const Emit& emit) {
   }
 }
 
-const AlgorithmRules rules::hierarchical{
-    .visit = by_hosts,
-    .adds_in_tree_order =
-        [](const CollectiveRequest& r) {
-          // Adds in tree order with one host, or if every host has 2^i consecutive ranks. A reduce also needs root 0.
-          if (r.collective == Collective::reduce && r.root != 0) return false;
-          const auto size =
-              r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);
-          if (size == r.ranks) return true;
-          if (r.ranks % size != 0 || !is_power_of_two(int(size))) return false;
-          std::map<int, int> host_index;
-          for (int rank = 0; rank < r.ranks; ++rank) {
-            const int host = int(host_index.try_emplace(r.hosts[size_t(rank)], int(host_index.size())).first->second);
-            if (host != rank / size) return false;
-          }
-          return true;
-        },
-};
+std::vector<CollectiveAlgorithm> hierarchical_algorithm() {
+  const AlgorithmRules rules{
+      .visit = by_hosts,
+      .has_one_chunk = has_one_chunk,
+      .adds_in_tree_order =
+          [](const CollectiveRequest& r) {
+            // Adds in tree order with one host, or if every host has 2^i consecutive ranks. A reduce also needs root 0.
+            if (r.collective == Collective::reduce && r.root != 0) return false;
+            const auto size =
+                r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);
+            if (size == r.ranks) return true;
+            if (r.ranks % size != 0 || !is_power_of_two(int(size))) return false;
+            std::map<int, int> host_index;
+            for (int rank = 0; rank < r.ranks; ++rank) {
+              const int host = int(host_index.try_emplace(r.hosts[size_t(rank)], int(host_index.size())).first->second);
+              if (host != rank / size) return false;
+            }
+            return true;
+          },
+      .uses_hosts = true,
+  };
+  return {{"hierarchical", rules}};
+}
 
 }  // namespace lockstep::dist

@@ -13,14 +13,14 @@
 // Cost of all_reduce of S bytes: 2(n-1) messages of S bytes, all through the server: (n-1)·S in each direction at one
 // rank, where the ring has 2(n-1)/n·S at each. The server adds in rank order. Li et al., Scaling distributed machine
 // learning with the parameter server, 2014.
-#include "dist/schedules/rules.h"
+#include "dist/algorithm_rules.h"
 #include "dist/schedules/writer.h"
 
 namespace lockstep::dist {
 
 static void by_server(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
-  const auto chunks = int32_t(chunk_count(Algorithm::server, request));
+  const auto chunks = int32_t(chunk_count(request, true));
   StepWriter w(emit);
   const auto sum = [&] {
     for (int rank = 0; rank < n; ++rank) {
@@ -73,10 +73,13 @@ static void by_server(const CollectiveRequest& request, const Emit& emit) {
   }
 }
 
-const AlgorithmRules rules::server{
-    .visit = by_server,
-    .has_one_chunk = [](Collective) { return true; },
-    .adds_in_tree_order = [](const CollectiveRequest& r) { return r.ranks == 3; },
-};
+std::vector<CollectiveAlgorithm> server_algorithm() {
+  const AlgorithmRules rules{
+      .visit = by_server,
+      .has_one_chunk = [](Collective) { return true; },
+      .adds_in_tree_order = [](const CollectiveRequest& r) { return r.ranks == 3; },
+  };
+  return {{"server", rules}};
+}
 
 }  // namespace lockstep::dist

@@ -13,8 +13,8 @@
 // collective communication operations in MPICH, 2005.
 #include <algorithm>
 
-#include "dist/schedules/rules.h"
-#include "dist/schedules/writer.h"
+#include "dist/algorithm_rules.h"
+#include "extensions/algorithms/algorithms.h"
 
 namespace lockstep::dist {
 namespace {
@@ -46,7 +46,7 @@ void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
 static void by_tree(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const Teams teams{{all_ranks(n, root)}};
-  const auto chunks = int32_t(chunk_count(Algorithm::tree, request));
+  const auto chunks = int32_t(chunk_count(request, true));
   // In gather and scatter a rank has memory for its own part only; data that it forwards lies in scratch copies.
   const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
   const auto place = [&](int rank, int32_t chunk) { return ChunkSlot{chunk, !full && rank != root && rank != chunk}; };
@@ -88,11 +88,14 @@ static void by_tree(const CollectiveRequest& request, const Emit& emit) {
   }
 }
 
-const AlgorithmRules rules::tree{
-    .visit = by_tree,
-    .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
-    .has_one_chunk = [](Collective) { return true; },
-    .adds_in_tree_order = [](const CollectiveRequest& r) { return r.root == 0; },
-};
+std::vector<CollectiveAlgorithm> tree_algorithm() {
+  const AlgorithmRules rules{
+      .visit = by_tree,
+      .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
+      .has_one_chunk = [](Collective) { return true; },
+      .adds_in_tree_order = [](const CollectiveRequest& r) { return r.root == 0; },
+  };
+  return {{"tree", rules}};
+}
 
 }  // namespace lockstep::dist

@@ -13,8 +13,8 @@
 // so if n is 2^i the order of addition is that of summation_tree.h. For other n, with p = 2^floor(log2 n), each
 // rank r >= p hands its data to rank r - p first and gets its result last: two more steps, and up to 2·S more bytes.
 // Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
-#include "dist/schedules/rules.h"
-#include "dist/schedules/writer.h"
+#include "dist/algorithm_rules.h"
+#include "extensions/algorithms/algorithms.h"
 
 namespace lockstep::dist {
 
@@ -84,11 +84,23 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
   }
 }
 
+<<<<<<< HEAD:dist/schedules/halving_doubling.cpp
 const AlgorithmRules rules::halving_doubling{
     .visit = by_halves,
     .has = [](Collective c) { return c < Collective::gather; },  // the collectives listed before gather
     .has_one_chunk = [](Collective) { return false; },
     .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
 };
+=======
+std::vector<CollectiveAlgorithm> halving_doubling_algorithm() {
+  const AlgorithmRules rules{
+      .visit = by_halves,
+      .has = [](Collective c) { return c < Collective::gather; },
+      .has_one_chunk = [](Collective) { return false; },
+      .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
+  };
+  return {{"halving_doubling", rules}};
+}
+>>>>>>> mb2:extensions/algorithms/halving_doubling.cpp
 
 }  // namespace lockstep::dist
