@@ -118,8 +118,9 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
   LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
   LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
-                 "] expected neither weights nor label_smoothing for a shard of the classes, got label_smoothing ",
-                 args.label_smoothing, "; leave both out");
+                 "] expected neither weight nor label_smoothing for a shard of the classes, got ",
+                 weight.defined() ? "a weight" : str("label_smoothing ", args.label_smoothing),
+                 "; pass neither of them");
 }
 
 /// x with contiguous rows, as the kernels of cross entropy need it. Gaps between the rows may stay.

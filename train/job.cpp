@@ -117,7 +117,7 @@ void TrainJob::choose_precision() {
 
 void TrainJob::print_precision() const {
   if (!by_device_ || !talks()) return;
-  std::cout << "precision bf16 (default on this card; --precision f32 is the way back)" << std::endl;
+  std::cout << "precision bf16 (the default on this card; --precision f32 chooses f32)" << std::endl;
 }
 
 std::string TrainJob::half() const {

@@ -26,7 +26,7 @@ void check(const OffloadOptimizer& o, int stage) {
   LOCKSTEP_CHECK(o.buffer_count >= 1, "[zero] expected offload_optimizer.buffer_count >= 1, got ", o.buffer_count);
   LOCKSTEP_CHECK(o.ratio >= 0 && o.ratio <= 1, "[zero] expected offload_optimizer.ratio from 0 to 1, got ", o.ratio);
   LOCKSTEP_CHECK(o.ratio == 1 || stage == 3, "[zero] offload_optimizer.ratio ", o.ratio, " needs stage 3, got stage ",
-                 stage, "; leave it at 1");
+                 stage, "; set it to 1, or take stage 3");
 }
 
 void check(const OffloadParam& o, int stage) {
