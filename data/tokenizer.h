@@ -49,7 +49,7 @@ class Tokenizer {
  protected:
   friend class Decoder;
   virtual int spaces_to_strip() const { return 0; }       ///< leading spaces that decoding removes
-  virtual bool marks_each_byte() const { return false; }  ///< invalid UTF-8 gives a U+FFFD per byte
+  virtual bool marks_each_byte() const { return false; }  ///< true: invalid UTF-8 gives a U+FFFD per byte
 };
 
 /// Decodes ids one at a time. The texts from push() and flush(), joined, equal decode() of all ids. The tokenizer must

@@ -1,6 +1,6 @@
 #pragma once
-// Convolution of f32 by oneDNN, for conv.cpp. Each function returns false, without doing anything, if oneDNN is absent
-// or has no fast implementation.
+// Convolution of f32 by oneDNN, for conv.cpp. Each function returns true if it has computed the result; it returns
+// false and does nothing if oneDNN is absent or has no fast implementation.
 #include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
