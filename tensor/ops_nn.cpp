@@ -119,8 +119,7 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
   LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
                  "] expected neither weight nor label_smoothing for a shard of the classes, got ",
-                 weight.defined() ? "a weight" : str("label_smoothing ", args.label_smoothing),
-                 "; pass neither of them");
+                 weight.defined() ? "a weight" : str("label_smoothing ", args.label_smoothing), "; pass neither");
 }
 
 /// x with contiguous rows, as the kernels of cross entropy need it. Gaps between the rows may stay.
