@@ -31,7 +31,7 @@ Shape with_image(const Shape& x, int64_t channels, int64_t height, int64_t width
 
 Unflatten::Unflatten(const Options& options) : o(options) {
   const auto& sizes = o.shape;
-  LOCKSTEP_CHECK(!sizes.empty(), "[Unflatten] expected a shape of at least one dim");
+  LOCKSTEP_CHECK(!sizes.empty(), "[Unflatten] expected a shape of at least one dim, got an empty one; set .shape");
   LOCKSTEP_CHECK(std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n >= -1; }) &&
                      std::count(sizes.begin(), sizes.end(), -1) <= 1,
                  "[Unflatten] expected sizes >= 0, and at most one of -1, got ", sizes);
