@@ -91,7 +91,7 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
   const int64_t all = std::accumulate(sequence.batch_sizes.begin(), sequence.batch_sizes.end(), int64_t(0));
   LOCKSTEP_CHECK(data.size(0) == all, "[pad_packed_sequence] expected ", all, " rows, the sum of the batch sizes, got ",
                  data.shape(), "; give the data that was packed");
-  std::vector<int64_t> places(static_cast<size_t>(batch));
+  std::vector<int64_t> places(static_cast<size_t>(batch));  // sequence b is number places[b] by length
   std::iota(places.begin(), places.end(), 0);
   if (!sequence.order.empty()) places = inverse(sequence.order);
   PaddedSequence padded;
