@@ -18,7 +18,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   std::unordered_set<const Node*> at_once;
   for (const Variable& leaf : first) {
     LOCKSTEP_CHECK(leaf.is_leaf() && leaf.requires_grad(),
-                   "[SplitBackward] expected leaves that require grad; leave out the others");
+                   "[SplitBackward] expected leaves that require grad, got another variable; pass leaves only");
     at_once.insert(leaf.impl()->node.get());
   }
   LOCKSTEP_CHECK(

@@ -109,7 +109,8 @@ class Pass {
     for (Node* node : visited) node->visit_.leads |= reads_leading(*node);
   }
 
-  /// A recorded grad() runs only nodes whose gradient leads to a wanted one: others may have no second derivative.
+  /// True for a recorded grad(), which runs only nodes whose gradient leads to a wanted one: others may have no second
+  /// derivative.
   bool skips() const { return records_ && info_.wanted; }
   static bool reads_leading(Node& node) {
     return std::any_of(node.inputs_.begin(), node.inputs_.end(),

@@ -27,9 +27,9 @@ tape::GradAt start(const char* op, const Variable& root, const Variable& gradien
                  "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
                  "outside such a scope, from a variable that requires grad");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
-                 root.shape(), " (only a result of one element may omit it); pass one");
+                 root.shape(), " (only a result of one element may omit it), got none; pass one");
   LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
-                 root.dtype(), " (only a real result may omit it); pass one");
+                 root.dtype(), " (only a real result may omit it), got none; pass one");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
                  "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
                  " and ", gradient.dtype(), "; convert or reshape it");
@@ -153,7 +153,7 @@ int Variable::on_grad(GradHook hook) {
 
 int Variable::before_backward(std::function<void()> hook) {
   LOCKSTEP_CHECK(requires_grad(),
-                 "[before_backward] expected a variable that requires grad; call requires_grad_() first");
+                 "[before_backward] expected a variable that requires grad, got another; call requires_grad_() first");
   const auto call = [hook = std::move(hook)](const Tensor&) { return hook(), Tensor(); };
   const int id = next_hook_id++;
   impl_->node->outputs()[impl_->output].add_hook({id, call, false});
@@ -162,7 +162,7 @@ int Variable::before_backward(std::function<void()> hook) {
 
 int Variable::on_grad_complete(LeafHook hook) {
   LOCKSTEP_CHECK(requires_grad() && is_leaf(),
-                 "[on_grad_complete] expected a leaf that requires grad; use on_grad() for other variables");
+                 "[on_grad_complete] expected a leaf that requires grad, got another variable; use on_grad() for it");
   auto& hooks = leaf_of(*impl_).on_complete;
   hooks.emplace_back(next_hook_id++, std::move(hook));
   return hooks.back().first;

@@ -38,9 +38,9 @@ class Tokenizer {
   virtual bool is_special(int32_t) const { return false; }
   virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< token that begins a text
   virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< token that ends a text
-  /// The last position at which this text may be cut, whatever text follows: the ids of the two parts, joined, equal
-  /// the ids of the whole text (without special tokens around them). 0 if none is known or the tokenizer needs the
-  /// whole text.
+  /// The last position at which this text, the beginning of a longer one, may be cut: the ids of the part before it,
+  /// followed by the ids of the rest, equal the ids of the longer text, whatever its continuation (without special
+  /// tokens around them). 0 if no such position is known.
   virtual size_t last_cut(std::string_view) const { return 0; }
   /// The ids of a training text as an i32 tensor, for TextDataset and TokenBatches. Special tokens that are written in
   /// the text become their ids. No special token is added.
@@ -49,7 +49,7 @@ class Tokenizer {
  protected:
   friend class Decoder;
   virtual int spaces_to_strip() const { return 0; }       ///< leading spaces that decoding removes
-  virtual bool marks_each_byte() const { return false; }  ///< invalid UTF-8 gives a U+FFFD per byte
+  virtual bool marks_each_byte() const { return false; }  ///< true: invalid UTF-8 gives a U+FFFD per byte
 };
 
 /// Decodes ids one at a time. The texts from push() and flush(), joined, equal decode() of all ids. The tokenizer must

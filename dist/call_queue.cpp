@@ -37,7 +37,7 @@ Work CallQueue::run(Call call, bool async) {
 void CallQueue::aside(const std::function<void()>& fn) {
   const std::lock_guard lock(calls_);
   LOCKSTEP_CHECK(worker_.idle(), "[dist] expected no running call of group ", group_.name,
-                 "; wait for its calls first");
+                 ", got one; wait for its calls first");
   fn();
 }
 

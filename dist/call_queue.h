@@ -49,9 +49,11 @@ class CallQueue {
   }
 
   /// Reports to the control plane that a call on a device takes long and waits for world rank `peer`. `activity`: the
-  /// Activity with which the call started. Does nothing and returns false while another call is running.
+  /// Activity with which the call started. Returns true if it was reported; does nothing and returns false while
+  /// another call is queued or running.
   bool tell_late(Activity activity, int peer);
-  bool tell_moved(Activity activity);  ///< reports that the call of tell_late() has finished
+  /// Reports that the call which tell_late() reported has finished. Returns as tell_late() does.
+  bool tell_moved(Activity activity);
   /// Returns when nothing is queued. No other thread may add calls meanwhile.
   void drain();
 

@@ -28,6 +28,7 @@ void work(const InPlace& call, std::span<std::byte* const> tensors) {
     const int64_t all = range.size() * size, longest = last - first == 1 ? all : block_bytes;
     for (int64_t at = 0; at < all; at += longest) {
       const int64_t bytes = std::min(longest, all - at);
+      // The address of this block: in scratch memory, in this rank's result of a reduce_scatter, or in a rank's tensor.
       const auto memory = [&](int rank, const ChunkSlot& place) {
         if (place.slot > 0) return scratch.data() + (place.slot - 1) * block_bytes;
         if (call.part && rank == call.rank && chunk == rank) return call.part + at;

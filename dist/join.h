@@ -17,9 +17,10 @@ struct Seat {
   std::string store;     ///< "rank 0 (pid 12 on host)", for messages
 };
 
-/// Connects and joins. Refused and broken connections are retried until the deadline; permanent errors are thrown at
-/// once. With `place.file`, address, port and token are read from that file into `place`, and read again on each
-/// attempt, since the file may be left from an earlier run. DistError: timeout, refused, protocol.
+/// Connects to the store and joins the job. Connections that fail or break are retried until the deadline. With
+/// `place.file`, address, port and token are read from that file into `place`, and read again on each attempt, since
+/// the file may be left from an earlier run. Throws DistError: Fault::timeout at the deadline; at once Fault::refused
+/// if the store rejects this rank (wrong token, for example), and Fault::protocol if what answers is no store.
 Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadline);
 
 /// Rank 0 with file://: writes its address, port and token into the file, for the owner only. Replaces an older file.

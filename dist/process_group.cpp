@@ -35,14 +35,16 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
 
 int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
-// Error if `part` and `full` share memory, unless `part` starts at the address `allowed`.
+// Error if `part` and `full` share memory, unless `part` starts at the address `allowed`. It may be null: none is.
 void check_overlap(Collective c, const Tensor& part, const Tensor& full, const std::byte* allowed) {
   const auto* x = static_cast<const std::byte*>(part.raw_data());
   const auto* y = static_cast<const std::byte*>(full.raw_data());
   const bool apart = x + size_in_bytes(part) <= y || y + size_in_bytes(full) <= x;
-  LOCKSTEP_CHECK(apart || x == allowed, at(c),
-                 "expected input and output that do not overlap, or the part at its own position in the whole; got two "
-                 "that overlap in another way; pass another tensor as output");
+  LOCKSTEP_CHECK(apart || x == allowed, at(c), "expected input and output that do not overlap",
+                 !allowed                       ? ""
+                 : part.numel() == full.numel() ? ", or one tensor as both"
+                                                : ", or as the part this rank's own part of the full tensor",
+                 ", got two that overlap in another way; pass another tensor as output");
 }
 
 void check_reduction(Collective c, ReduceOp op, DType dtype) {

@@ -273,7 +273,7 @@ struct SpawnOptions {
   enum class Kind { threads, processes } kind = Kind::threads;
   std::string transport = "auto";  ///< auto, threads (with Kind::threads only), shm, tcp
   std::string backend = "auto";    ///< auto, native or nccl, as for init()
-  Seconds timeout{600};            ///< see Rendezvous::timeout
+  Seconds timeout{600};            ///< longest time of a collective, as Rendezvous::timeout
   Seconds heartbeat{5};
 };
 /// Runs fn(rank) on n ranks that form a world, as threads of this process or forked processes. The first failure stops

@@ -26,7 +26,7 @@ struct Trained {
 struct StepValues {
   std::vector<std::pair<std::string, double>> values;
   int64_t samples = 0;      ///< samples trained on so far
-  double milliseconds = 0;  ///< time of the update
+  double milliseconds = 0;  ///< duration of the update
 };
 
 /// Takes part in the steps of an engine, and has state in checkpoints.

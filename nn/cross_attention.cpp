@@ -90,7 +90,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
                    "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(), "; reshape them");
   LOCKSTEP_CHECK(
       is_self || o.cross,
-      "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");
+      "[MultiHeadAttention] expected key and value to be query itself, got others; set Options::cross for those");
   LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
                  "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
                  "context parallelism; leave them out");

@@ -7,7 +7,7 @@ namespace lockstep::nn {
 
 LayerNorm::LayerNorm(const Options& o) : shape(o.shape), eps(o.eps) {
   LOCKSTEP_CHECK(shape.rank() > 0,
-                 "[LayerNorm] expected a shape of at least one dim: the sizes of the trailing dims to normalise over");
+                 "[LayerNorm] expected a shape of at least one dim, got none; set it to the sizes of the last dims");
   if (!o.affine) return;
   weight = parameter(shape, 1);
   if (o.bias) bias = parameter(shape, 0);

@@ -32,9 +32,9 @@ struct Backend {
   void* (*allocate)(size_t bytes, int device);
   /// Frees memory that allocate() returned. `stream`: the stream that was current at that time.
   void (*deallocate)(void* data, size_t bytes, int device, void* stream) noexcept;
-  /// Called before deallocate(): keeps the memory if a graph was begun after the memory was allocated, because that
-  /// graph may use it. Returns false if there is no such graph. born: the value of Graph::recordings() at the
-  /// allocation.
+  /// Called in place of deallocate() for memory that graphs may use: those whose recording began after the allocation.
+  /// Returns true if there is one; the memory then lives as long as these graphs, and must not be deallocated. false:
+  /// nothing was done, call deallocate(). born: the value of Graph::recordings() at the allocation.
   bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
   size_t (*memory_size)(int device);   ///< bytes of the device's memory; 0: unknown
   size_t (*cached_bytes)(int device);  ///< bytes in the pool that no storage uses

@@ -33,10 +33,10 @@ constexpr std::string_view name_of(DType dtype) {
   return names[int(dtype)];
 }
 
-constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }  ///< f32, f64, f16 or bf16
+constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }  ///< true: f32, f64, f16 or bf16
 /// True for an integer dtype; false for bool.
 constexpr bool is_integral(DType dtype) { return dtype >= DType::i64 && dtype <= DType::u8; }
-constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }  ///< c64 or c128
+constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }  ///< true: c64 or c128
 /// dtype of the parts of a complex dtype; other dtypes are returned as they are.
 constexpr DType real_dtype(DType dtype) {
   return dtype == DType::c64 ? DType::f32 : dtype == DType::c128 ? DType::f64 : dtype;

@@ -18,8 +18,8 @@ template <class T> using Map = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::St
 /// scalar as (1, 1). The map does not own the memory: keep the tensor alive. Autograd does not see writes through it;
 /// call x.storage()->bump_version("eigen") after writing if x may be saved for backward.
 template <class T> Map<T> map(const Tensor& x) {
-  LOCKSTEP_CHECK(x.defined() && x.dim() <= 2,
-                 "[eigen] expected a defined tensor of at most 2 dims; use reshape() or select()");
+  LOCKSTEP_CHECK(x.defined() && x.dim() <= 2, "[eigen] expected a tensor of at most 2 dims, got ",
+                 x.defined() ? str(x.shape()) : "none", "; use reshape() or select()");
   LOCKSTEP_CHECK(x.dtype() == dtype_of<T> && x.device().is_cpu(), "[eigen] expected ", dtype_of<T>, " on the CPU, got ",
                  x.dtype(), " on ", x.device(), "; convert with .to()");
   const bool is_matrix = x.dim() == 2;

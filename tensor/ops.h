@@ -164,7 +164,7 @@ template <class X> X activated(const X& x, Activation activation) {
     case Activation::gelu_erf: return gelu_erf(x);
     case Activation::silu: return silu(x);
   }
-  fail("[activated] expected a known activation; use a value of the enum Activation");
+  fail(str("[activated] expected a value of Activation, got number ", int(activation), "; use a named one"));
 }
 /// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, if given, receives the value
 /// before the activation.

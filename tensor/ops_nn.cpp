@@ -118,8 +118,8 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
   LOCKSTEP_CHECK(args.label_smoothing >= 0 && args.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
   LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
-                 "] expected neither weights nor label_smoothing for a shard of the classes, got label_smoothing ",
-                 args.label_smoothing, "; leave both out");
+                 "] expected neither weight nor label_smoothing for a shard of the classes, got ",
+                 weight.defined() ? "a weight" : str("label_smoothing ", args.label_smoothing), "; pass neither");
 }
 
 /// x with contiguous rows, as the kernels of cross entropy need it. Gaps between the rows may stay.
@@ -211,7 +211,7 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
   check_optional("batch_norm", "weight", weight, x, {channels});
   check_optional("batch_norm", "bias", bias, x, {channels});
   LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(),
-                 "[batch_norm] expected both running_mean and running_var, or neither");
+                 "[batch_norm] expected both running_mean and running_var, or neither, got one; pass both or neither");
   const bool running = running_mean.defined();
   LOCKSTEP_CHECK(training || running, "[batch_norm] expected running_mean and running_var when not training, got none");
   if (running) {
@@ -364,7 +364,7 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
   check_optional(op, "weight", weight, x, normalized);
   check_optional(op, "bias", bias, x, normalized);
   LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
-  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias with an RMS norm; leave it out");
+  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias with an RMS norm, got one; pass none");
   AddNorm result{empty_like(x), {empty_like(x), args.centered ? statistics(x, rows) : Tensor(), statistics(x, rows)}};
   Tensor sum = as_rows(result.sum, n), out = as_rows(result.norm.out, n);
   kernels::add_norm(x.device(), as_rows(x, n), as_rows(residual, n), flat_or_undefined(weight), flat_or_undefined(bias),

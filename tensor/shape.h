@@ -46,7 +46,7 @@ class Dims {
   void push_back(int64_t value) { insert(rank_, value); }  ///< Error for more than max_rank
   /// Inserts a value before position `at`.
   void insert(int at, int64_t value) {
-    LOCKSTEP_CHECK(rank_ < max_rank, "[shape] expected at most ", max_rank, " dims");
+    LOCKSTEP_CHECK(rank_ < max_rank, "[shape] expected at most ", max_rank, " dims, got one more; reshape()");
     for (int i = rank_++; i > at; --i) values_[i] = values_[i - 1];
     values_[at] = value;
   }

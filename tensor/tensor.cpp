@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// Strides of dims of size 1 are never used, so they are ignored.
+// True if the elements lie row after row without gaps. Strides of dims of size 1 are never used, so they are ignored.
 bool row_major(const Shape& shape, const Strides& strides, int64_t numel) {
   if (numel == 0) return true;
   int64_t expected = 1;

@@ -35,7 +35,8 @@ std::map<std::string, std::string> descriptors() {
   return open;
 }
 
-/// What the CUDA driver keeps open until the process ends: its devices and, beside them, sockets, pipes and eventfds.
+/// True for files that the CUDA driver keeps open until the process ends: its devices and, beside them, sockets, pipes
+/// and eventfds.
 bool is_drivers(const std::map<std::string, std::string>& open, const std::string& what) {
   const auto is_device = [](const std::string& x) { return x.find("/dev/nvidia") != x.npos; };
   const bool may_be = what.starts_with("socket:") || what.starts_with("pipe:") || what == "anon_inode:[eventfd]";

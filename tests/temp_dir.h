@@ -30,9 +30,9 @@ struct TempDir {
   ~TempDir() { std::filesystem::remove_all(path); }
   TempDir(const TempDir&) = delete;
 
-  /// Its path.
+  /// The folder's path.
   std::string str() const { return path.string(); }
-  /// The path of an entry.
+  /// The path of an entry of the folder.
   std::string operator/(const std::string& name) const { return (path / name).string(); }
   /// Writes a file and returns its path.
   std::string write(const std::string& name, const std::string& content) const {
@@ -44,7 +44,7 @@ struct TempDir {
     std::ifstream in(path / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
   }
-  /// The sorted names of its entries, separated by blanks.
+  /// The sorted names of the entries of the folder, or of its subfolder `below`, separated by blanks.
   std::string list(const std::string& below = "") const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path / below))
@@ -54,7 +54,7 @@ struct TempDir {
     for (const std::string& name : names) text += (text.empty() ? "" : " ") + name;
     return text;
   }
-  /// The number of entries.
+  /// The number of entries of the folder.
   int files() const { return int(std::distance(std::filesystem::directory_iterator(path), {})); }
 };
 

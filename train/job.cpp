@@ -47,6 +47,7 @@ std::optional<engine::Precision> added_precision(const std::string& word) {
 /// The plan of all ranks, from --plan and the configuration.
 parallel::Plan plan_of(const TrainOptions& o, const Json& json, int ranks) {
   parallel::Plan plan = parallel::parse_plan(o.plan.empty() ? "dp1" : o.plan);
+  // Takes `value` from the file's `key`. Error if --plan gave another one; it gave none if `value` is `unsaid`.
   const auto agree = [&](const char* key, const char* what, auto& value, int64_t unsaid) {
     if (!is_said(json, key)) return;
     const int64_t there = find_at(json, key)->as_int(key);
@@ -117,7 +118,7 @@ void TrainJob::choose_precision() {
 
 void TrainJob::print_precision() const {
   if (!by_device_ || !talks()) return;
-  std::cout << "precision bf16 (default on this card; --precision f32 is the way back)" << std::endl;
+  std::cout << "precision bf16 (the default on this card; --precision f32 chooses f32)" << std::endl;
 }
 
 std::string TrainJob::half() const {
@@ -155,6 +156,7 @@ Json TrainJob::config_json(const Json& own, const ProgramValues& values) const {
   const TrainOptions& o = options_;
   Json json = json_;
   Contradictions problems;
+  // Writes the argument `name` to `key`, unless the file has the key: then notes a contradiction if both differ.
   const auto put_argument = [&](const std::string& name, bool is_given, const char* key, Json value) {
     if (!is_said(json, key)) return put_at(json, key, std::move(value));
     if (is_given && !same_value(*find_at(json, key), value)) problems.differ(key, *find_at(json, key), name, value);

@@ -252,7 +252,7 @@ std::vector<int64_t> integers(const std::string& option, const std::string& list
     LOCKSTEP_CHECK(good, option, ": expected numbers with commas between, got '", word, "'");
     numbers.push_back(std::stoll(word));
   }
-  LOCKSTEP_CHECK(!numbers.empty(), option, ": expected at least one number, such as 5,17,3");
+  LOCKSTEP_CHECK(!numbers.empty(), option, ": expected at least one number, got none; give some, such as 5,17,3");
   return numbers;
 }
 

@@ -79,8 +79,8 @@ void add_parallel_options(CLI::App& app, ParallelOptions& o, bool devices) {
   add("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)", integer(1, 64));
   add("--accumulate", o.accumulate, "micro-batches of a step at each rank", integer(1, max_size));
   add("--offload", o.offload,
-      "with ZeRO: optimizer state, and stage 3's parameters, in host memory (cpu) or in a file (nvme:FOLDER). Same "
-      "bits");
+      "with ZeRO: keep optimizer state, and stage 3's parameters, in host memory (cpu) or in a file (nvme:FOLDER). "
+      "Same bits");
   add("--trace", o.trace,
       "folder for a timeline of every rank, rank-N.json, for https://ui.perfetto.dev and lockstep report; of one rank "
       "also a file that ends in .json");

@@ -168,14 +168,14 @@ class Zero {
   /// A part of step(): check, norm, update, gather and scale, in this order. If check() sets StepReport::skipped, only
   /// scale follows. An exception discards the gradients.
   void act(parallel::Do what, const StepOptions& options, StepReport& report);
-  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or experts' parameters are
-  /// used). before_replay() is called before each replay: it counts the step and writes its numbers (learning rates,
-  /// scale) where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers
-  /// in `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
+  /// A step() that was captured in a Graph, which CUDA devices can do (Error if offload or experts' parameters are
+  /// used). Call before_replay() before each replay of the graph, and after_replay() after it. Only numbers in
+  /// `options` may change between replays.
   using Captured = std::shared_ptr<const CapturedStep>;
-  /// Prepares a replay, see Captured. Error if can_replay(options) is false.
+  /// Counts the step, and writes its numbers (learning rates, scale) where the graph reads them. `of`: the step that is
+  /// replayed; null: the one captured last. Error if can_replay(options) is false.
   void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);
-  /// Waits for the replay and returns its outcome, see Captured.
+  /// Waits for the replay, updates the loss scaler, and reports as step() does. `of`: as for before_replay().
   StepReport after_replay(const StepOptions& options = {}, const Captured& of = nullptr);
   Captured captured() const;  ///< the step captured last
   /// Number of hooks that stage 3 has on calls of `module`. A replayed graph repeats the work of hooks, but calls none.

@@ -99,8 +99,8 @@ void MemoryChannel::attach_mapped() {
     if (error == ENOENT) gone();
     fail(str("[transport] expected to share memory with rank ", peer_, " through ", path,
              ", got: ", std::strerror(error),
-             "; ranks of one host need the same user and pid namespace to share memory; LOCKSTEP_TRANSPORT=tcp does "
-             "without"));
+             "; ranks of one host need the same user and pid namespace to share memory; run them so, or set "
+             "LOCKSTEP_TRANSPORT=tcp"));
   }
   const struct Close {
     int fd;
@@ -111,9 +111,10 @@ void MemoryChannel::attach_mapped() {
   const bool same = fstat(fd, &status) == 0 &&
                     status.st_size >= off_t(Inbox::offset_of_fifo(rank_ + 1, address_.capacity)) &&
                     pread(fd, nonce.data(), nonce.size(), 0) == ssize_t(nonce.size()) && nonce == address_.nonce;
-  LOCKSTEP_CHECK(same, "[transport] expected the memory of rank ", peer_, " at ", path,
-                 ", got another file: that rank has closed the group, or runs ",
-                 "in another pid namespace, where LOCKSTEP_TRANSPORT=tcp helps");
+  LOCKSTEP_CHECK(
+      same, "[transport] expected the memory of rank ", peer_, " at ", path,
+      ", got another file: that rank has closed the group (see its output), or runs in another pid namespace (set "
+      "LOCKSTEP_TRANSPORT=tcp)");
   mapping_ = FifoMapping(fd, Inbox::offset_of_fifo(rank_, address_.capacity), address_.capacity);
   out_ = FifoWriter(mapping_.address(), address_.capacity);
 }

@@ -1,4 +1,4 @@
-// DeepSpeed's sections of the configuration file, and their participants in an engine. See section.h.
+// DeepSpeed's sections of the configuration file, and their participants in an engine. See engine/section.h.
 #include "data/files.h"
 #include "engine/section.h"
 #include "extensions/deepspeed/other_keys.h"

@@ -98,7 +98,8 @@ ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::str
   LOCKSTEP_CHECK(from >= 1,
                  "[score] expected a context of more than white space: this tokenizer has no token that begins a text; "
                  "begin it with a word");
-  LOCKSTEP_CHECK(from < int64_t(all.size()), "[score] expected a continuation of at least one token");
+  LOCKSTEP_CHECK(from < int64_t(all.size()),
+                 "[score] expected a continuation of at least one token, got none; give a longer one");
   const int64_t cut = std::max<int64_t>(0, int64_t(all.size()) - limit);
   LOCKSTEP_CHECK(cut < from, "[score] expected a continuation of at most ", limit - 1, " tokens, got ",
                  int64_t(all.size()) - from, "; shorten it");

@@ -1,6 +1,6 @@
 #pragma once
 // Loading and saving of models in Hugging Face folders: config.json, model.safetensors (or shards with an index),
-// tokenizer files. Supported model types: gpt2, llama, mistral, qwen2. For unsupported options see llama.md.
+// tokenizer files. Supported model types: gpt2, llama, mistral, qwen2. Options that are refused: see README.md.
 #include <memory>
 #include <optional>
 #include <string>

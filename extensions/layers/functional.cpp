@@ -14,7 +14,7 @@ struct Call {
 
   Call(const char* op, const Differentiable& fn, const Inputs& given, bool keep) {
     const EnableGrad recording;
-    LOCKSTEP_CHECK(!given.empty(), "[", op, "] expected at least one input");
+    LOCKSTEP_CHECK(!given.empty(), "[", op, "] expected at least one input, got none; pass some");
     for (const Variable& x : given) {
       LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
                      x.defined() ? str(x.dtype()) : "an undefined one", "; convert them with .to(f32)");

@@ -31,7 +31,7 @@ Shape with_image(const Shape& x, int64_t channels, int64_t height, int64_t width
 
 Unflatten::Unflatten(const Options& options) : o(options) {
   const auto& sizes = o.shape;
-  LOCKSTEP_CHECK(!sizes.empty(), "[Unflatten] expected a shape of at least one dim");
+  LOCKSTEP_CHECK(!sizes.empty(), "[Unflatten] expected a shape of at least one dim, got an empty one; set .shape");
   LOCKSTEP_CHECK(std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n >= -1; }) &&
                      std::count(sizes.begin(), sizes.end(), -1) <= 1,
                  "[Unflatten] expected sizes >= 0, and at most one of -1, got ", sizes);
@@ -56,8 +56,9 @@ Variable Unflatten::forward(const Variable& x) {
 
 PixelShuffle::PixelShuffle(const Options& o) : factor(positive("PixelShuffle", "factor", o.factor)) {}
 Variable PixelShuffle::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() >= 3 && x.size(-3) % (factor * factor) == 0, "[PixelShuffle] expected input (..., C ",
-                 factor * factor, ", H, W), got ", x.shape(), "; its channels must be a multiple of ", factor * factor);
+  LOCKSTEP_CHECK(x.dim() >= 3 && x.size(-3) % (factor * factor) == 0,
+                 "[PixelShuffle] expected input (..., C, H, W) with C a multiple of ", factor * factor, ", got ",
+                 x.shape(), "; change the channels, or factor");
   const int64_t c = x.size(-3) / (factor * factor), h = x.size(-2), w = x.size(-1);
   const Shape shape = with_image(x.shape(), c, h * factor, w * factor);
   return x.reshape({images_of(x.shape()), c, factor, factor, h, w}).permute({0, 1, 4, 2, 5, 3}).reshape(shape);
@@ -66,8 +67,8 @@ Variable PixelShuffle::forward(const Variable& x) {
 PixelUnshuffle::PixelUnshuffle(const Options& o) : factor(positive("PixelUnshuffle", "factor", o.factor)) {}
 Variable PixelUnshuffle::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() >= 3 && x.size(-2) % factor == 0 && x.size(-1) % factor == 0,
-                 "[PixelUnshuffle] expected input (..., C, H ", factor, ", W ", factor, "), got ", x.shape(),
-                 "; height and width must be multiples of ", factor);
+                 "[PixelUnshuffle] expected input (..., C, H, W) with H and W multiples of ", factor, ", got ",
+                 x.shape(), "; crop or pad the input");
   const int64_t c = x.size(-3), h = x.size(-2) / factor, w = x.size(-1) / factor;
   const Shape shape = with_image(x.shape(), c * factor * factor, h, w);
   return x.reshape({images_of(x.shape()), c, h, factor, w, factor}).permute({0, 1, 3, 5, 2, 4}).reshape(shape);

@@ -10,7 +10,7 @@ namespace lockstep::optim {
 /// A schedule whose rate is a formula of its options O, the step, and `base`, the initial rate of the group.
 template <class O> class FormulaLR : public Schedule {
  public:
-  using Options = O;                           ///< see the schedules below
+  using Options = O;                           ///< such as StepLROptions
   FormulaLR(Optimizer& optimizer, O options);  ///< Error for options out of range
 
  private:

@@ -63,8 +63,8 @@ PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int
   std::iota(order.begin(), order.end(), 0);
   if (!std::is_sorted(lengths.rbegin(), lengths.rend())) {
     LOCKSTEP_CHECK(!options.enforce_sorted,
-                   "[pack_padded_sequence] expected lengths in non-increasing order; sort the sequences, or "
-                   "set enforce_sorted to false");
+                   "[pack_padded_sequence] expected lengths in non-increasing order, got a longer sequence behind a "
+                   "shorter one; sort the sequences, or set enforce_sorted to false");
     std::stable_sort(order.begin(), order.end(),
                      [&](int64_t a, int64_t b) { return lengths[size_t(a)] > lengths[size_t(b)]; });
     packed.order = order;
@@ -91,7 +91,7 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
   const int64_t all = std::accumulate(sequence.batch_sizes.begin(), sequence.batch_sizes.end(), int64_t(0));
   LOCKSTEP_CHECK(data.size(0) == all, "[pad_packed_sequence] expected ", all, " rows, the sum of the batch sizes, got ",
                  data.shape(), "; give the data that was packed");
-  std::vector<int64_t> places(static_cast<size_t>(batch));
+  std::vector<int64_t> places(static_cast<size_t>(batch));  // sequence b is number places[b] by length
   std::iota(places.begin(), places.end(), 0);
   if (!sequence.order.empty()) places = inverse(sequence.order);
   PaddedSequence padded;
@@ -155,7 +155,8 @@ std::string Recurrence::text() const {
 void Recurrence::check_states(const Variable& h, const Variable& c, int64_t batch, const Variable& x,
                               bool batched) const {
   LOCKSTEP_CHECK(cell != RecurrentCell::lstm || h.defined() == c.defined(), "[", name_,
-                 "] expected both first states, h and c, or neither; give both, or leave both out");
+                 "] expected both first states, h and c, or neither, got only ", h.defined() ? "h" : "c",
+                 "; pass both");
   const auto check = [&](const char* what, const Variable& state, int64_t size) {
     if (!state.defined()) return;
     const Shape wanted = batched ? Shape{o.layers * directions(), batch, size} : Shape{o.layers * directions(), size};
@@ -261,7 +262,7 @@ LstmOutput RecurrentStep::step(const Variable& x, const Variable& h, const Varia
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 1 || x.dim() == 2) && x.size(-1) == input && x.numel() > 0, "[", name_,
                  "] expected input (B, ", input, ") or (", input, "), got ", x.defined() ? str(x.shape()) : "nothing");
   LOCKSTEP_CHECK(cell != RecurrentCell::lstm || h.defined() == c.defined(), "[", name_,
-                 "] expected both states, h and c, or neither; give both, or leave both out");
+                 "] expected both states, h and c, or neither, got only ", h.defined() ? "h" : "c", "; pass both");
   const int64_t batch = x.dim() == 2 ? x.size(0) : 1;
   const Shape wanted = x.dim() == 2 ? Shape{batch, hidden} : Shape{hidden};
   const auto state = [&](const char* what, const Variable& s) {

@@ -38,14 +38,15 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
   LOCKSTEP_CHECK(rows == x.size(0), "[recurrent] expected ", rows, " rows, the sum of the batch sizes, got ", x.shape(),
                  "; change the input, or args.batch");
   LOCKSTEP_CHECK(w.hidden.defined() && w.hidden.dim() == 2,
-                 "[recurrent] expected hidden weights of 2 dims, (G H, P) for G gates, H cells and P states");
+                 "[recurrent] expected hidden weights of 2 dims, (G H, P) for G gates, H cells and P states, got ",
+                 w.hidden.defined() ? str(w.hidden.shape()) : "none", "; reshape them");
   const bool lstm = args.cell == RecurrentCell::lstm;
   const int64_t all = w.hidden.size(0), hidden = all / gates_of(args.cell), fed = w.hidden.size(1);
   check_weight("hidden weights", w.hidden, {hidden * gates_of(args.cell), w.project.defined() ? fed : hidden}, x);
   check_weight("input weights", w.input, {all, x.size(1)}, x);
   if (w.input_bias.defined()) check_weight("an input bias", w.input_bias, {all}, x);
   if (w.hidden_bias.defined()) check_weight("a hidden bias", w.hidden_bias, {all}, x);
-  LOCKSTEP_CHECK(lstm || !w.project.defined(), "[recurrent] expected projections of an LSTM only; leave them out");
+  LOCKSTEP_CHECK(lstm || !w.project.defined(), "[recurrent] expected projections of an LSTM only; pass none");
   if (w.project.defined()) check_weight("a projection", w.project, {fed, hidden}, x);
   check_weight("first states h", h, {args.batch[0], fed}, x);
   if (lstm) check_weight("first states c", c, {args.batch[0], hidden}, x);
@@ -57,7 +58,7 @@ Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 /// a GRU it is the input bias only: the hidden bias is added to h W^T first, because a gate multiplies that sum.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
   if (!input.defined() || !hidden.defined())
-    LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none; give both");
+    LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected two biases or none, got one; pass two");
   if (!input.defined()) return {};
   if (cell != RecurrentCell::gru) return add(input, hidden);
   const int64_t early = input.size(0) / 3 * 2;

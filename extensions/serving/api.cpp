@@ -102,7 +102,7 @@ std::vector<int64_t> ids_of(const Json& list) {
 void read_prompt(const Json& prompt, Request& r) {
   if (prompt.is_string()) return void(r.texts = {prompt.as_string()});
   LOCKSTEP_CHECK(prompt.is_array() && !prompt.as_array().empty(),
-                 "prompt: expected a text, a list of token ids, or a list of these, got ",
+                 "prompt: expected a text, a list of texts, a list of token ids, or a list of such lists, got ",
                  prompt.is_array() ? "an empty list" : prompt.kind());
   const Json::Array& list = prompt.as_array();
   if (list[0].is_int()) return void(r.ids = {ids_of(prompt)});

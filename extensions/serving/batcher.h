@@ -64,11 +64,15 @@ struct BatcherOptions {
   std::function<void(const SchedulerState&, const BatchStep&)> on_step;  ///< called before the model computes the step
 };
 
-/// Statistics of the batcher since its start.
+/// Statistics of the batcher since its start; Service::metrics() describes each.
 struct Figures {
-  int64_t steps = 0, rows = 0, prompt_tokens = 0, tokens = 0, requests = 0, cancelled = 0;
-  int64_t running = 0, waiting = 0, blocks = 0, blocks_used = 0, shared_tokens = 0, put_back = 0;
-  double seconds = 0;  ///< total duration of the steps
+  int64_t steps = 0, rows = 0;              ///< steps of the model; tokens that they computed
+  int64_t prompt_tokens = 0, tokens = 0;    ///< of sequences that have ended: prompt tokens, generated tokens
+  int64_t requests = 0, cancelled = 0;      ///< sequences asked for; sequences that their caller cancelled
+  int64_t running = 0, waiting = 0;         ///< sequences now running, and waiting to start
+  int64_t blocks = 0, blocks_used = 0;      ///< blocks of the cache; blocks in use now
+  int64_t shared_tokens = 0, put_back = 0;  ///< prompt tokens found in shared blocks; preemptions of sequences
+  double seconds = 0;                       ///< total duration of the steps
 };
 
 /// Generates many sequences at once. Each sequence gets the tokens that nn::generate() would return for this prompt

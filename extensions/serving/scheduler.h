@@ -20,7 +20,7 @@ namespace lockstep::serve {
 struct Sequence {
   int64_t number = 0;           ///< numbers rise in the order of arrival
   std::vector<int64_t> tokens;  ///< the prompt and the generated tokens
-  int64_t max_tokens = 0;       ///< maximal length
+  int64_t max_tokens = 0;       ///< maximal length, prompt included
   bool full_prompt = false;     ///< true: compute the whole prompt, because its scores are needed; share no blocks
   int64_t computed = 0;         ///< tokens whose keys and values are in its blocks
   std::vector<int32_t> blocks;  ///< blocks in order; -1: released, because no future token sees it

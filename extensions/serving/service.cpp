@@ -120,19 +120,21 @@ std::string Service::metrics() {
     out += str("# HELP lockstep_", name, " ", help, "\n# TYPE lockstep_", name, " ", type, "\nlockstep_", name, " ",
                value, "\n");
   };
-  line("requests_total", "counter", "Sequences that were asked for.", f.requests);
-  line("requests_cancelled_total", "counter", "Sequences whose client went away.", f.cancelled);
-  line("requests_running", "gauge", "Sequences that have blocks.", f.running);
-  line("requests_waiting", "gauge", "Sequences that wait.", f.waiting);
-  line("prompt_tokens_total", "counter", "Tokens of the prompts of sequences that have ended.", f.prompt_tokens);
-  line("generated_tokens_total", "counter", "Tokens that were made, of sequences that have ended.", f.tokens);
-  line("shared_tokens_total", "counter", "Prompt tokens whose blocks were there already.", f.shared_tokens);
-  line("preemptions_total", "counter", "Sequences that had to give their blocks back.", f.put_back);
-  line("steps_total", "counter", "Steps of the schedule.", f.steps);
-  line("rows_total", "counter", "Rows of all steps, one a token.", f.rows);
-  line("step_seconds_total", "counter", "Time within steps.", f.seconds);
-  line("blocks", "gauge", "Blocks of 32 tokens for keys and values.", f.blocks);
-  line("blocks_used", "gauge", "Those in use.", f.blocks_used);
+  line("requests_total", "counter", "Sequences that clients have asked for.", f.requests);
+  line("requests_cancelled_total", "counter", "Sequences that ended because their client went away.", f.cancelled);
+  line("requests_running", "gauge", "Sequences that have blocks, and are computed.", f.running);
+  line("requests_waiting", "gauge", "Sequences that wait to start.", f.waiting);
+  line("prompt_tokens_total", "counter", "Prompt tokens of the sequences that have ended.", f.prompt_tokens);
+  line("generated_tokens_total", "counter", "Generated tokens of the sequences that have ended.", f.tokens);
+  line("shared_tokens_total", "counter", "Prompt tokens found in blocks of earlier sequences, and not computed again.",
+       f.shared_tokens);
+  line("preemptions_total", "counter",
+       "Times that a sequence had to give its blocks back to another one, and to be computed again.", f.put_back);
+  line("steps_total", "counter", "Steps of the model, each for all running sequences.", f.steps);
+  line("rows_total", "counter", "Rows of all steps; a row is one token of one sequence.", f.rows);
+  line("step_seconds_total", "counter", "Seconds spent in steps.", f.seconds);
+  line("blocks", "gauge", "Blocks that hold keys and values, each of 32 tokens.", f.blocks);
+  line("blocks_used", "gauge", "Blocks in use.", f.blocks_used);
   return out;
 }
 

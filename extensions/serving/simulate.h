@@ -8,9 +8,9 @@ namespace lockstep::serve {
 /// A simulated request.
 struct Arrival {
   double time = 0;     ///< arrival in ms
-  int64_t prompt = 0;  ///< number of tokens
+  int64_t prompt = 0;  ///< tokens of the prompt
   int64_t answer = 1;  ///< number of tokens, at least 1
-  int64_t common = 0;  ///< length of the prefix that the prompt shares with other requests
+  int64_t common = 0;  ///< tokens of the prefix that the prompt shares with other requests
 };
 /// Parses requests. "0:300+20" means: at 0 ms, a prompt of 300 tokens with an answer of 20 tokens. In "0:300+20/256",
 /// the first 256 prompt tokens are a prefix that requests share.

@@ -149,7 +149,7 @@ Variable grid_sample(const Variable& input, const Variable& given, const GridSam
                  " and ", given.dtype(), " on ", given.device(), "; convert or move one with .to()");
   LOCKSTEP_CHECK(
       o.mode == Resampling::linear || o.mode == Resampling::nearest || (o.mode == Resampling::cubic && dims == 2), op,
-      "expected mode linear or nearest, or cubic for an input (N, C, H, W)");
+      "expected mode linear or nearest, or cubic for an input (N, C, H, W), got another; choose one of these");
   const Wide wide(input);
   const int64_t n = input.size(0), c = input.size(1);
   const int64_t pixels = numel_of(Shape(input.shape().begin() + 2, input.shape().end()));

@@ -21,9 +21,9 @@
 
 namespace lockstep::moe {
 
-/// Rule by which tokens stay when an expert is full: position keeps the first tokens; random draws tokens while
-/// training (DeepSpeed's use_rts); probability keeps the most probable tokens. automatic, as in DeepSpeed: random for k
-/// = 1, position for k = 2, probability for more.
+/// Which tokens an expert drops when it is full: position keeps the first tokens; random keeps a random choice while
+/// training (DeepSpeed's use_rts), and in evaluation the first tokens; probability keeps the most probable tokens.
+/// automatic, as in DeepSpeed: random for k = 1, position for k = 2, probability for more.
 enum class Drop { automatic, position, random, probability };
 /// Weights of the experts' outputs. probability: the softmax over all experts; normalized: probability, divided by its
 /// sum over the experts that took the token; softmax_of_chosen: a softmax over the k chosen logits (Mixtral).

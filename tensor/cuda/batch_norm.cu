@@ -79,8 +79,9 @@ struct Geometry {
   }
 };
 
-/// Calls fn(places, n) with the offsets of n <= 8 elements at a time, for all elements of this thread in its part of a
-/// channel. Returns the channel, or -1 if there is none. Element r of a channel is element r % S of image r / S.
+/// Visits the elements that this thread sums, within the part of a channel that its block sums: calls fn(places, n)
+/// with the offsets in x of n <= 8 of them at a time. Returns the channel; -1 if this thread has none. Element r of a
+/// channel is element r % plane of image r / plane.
 template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn fn) {
   constexpr int limit = 8;
   const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;

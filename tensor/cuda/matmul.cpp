@@ -231,7 +231,8 @@ Tensor usual(const Tensor& x) {
 }
 
 /// product() in a BatchInvariant scope: the algorithm depends neither on the number of rows nor on their addresses.
-/// Numbers of rows that the algorithm does not take are computed in parts of usual_rows().
+/// Numbers of rows that the algorithm does not take are computed in parts of usual_rows(). Returns false if it cannot
+/// compute this product.
 bool invariant_product(const Operands& o) {
   if (o.fused.keeps_pre) return false;  // the memory's alignment would matter
   const bool adds = o.args.beta != 0;

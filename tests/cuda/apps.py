@@ -78,7 +78,7 @@ with tempfile.TemporaryDirectory() as folder:
         r = run("gpt", "train", *by_device, "--json", "--precision", precision, "--steps", 5, "--device", "cuda", "--out", d / f"gpt-{precision}")
         check(f"gpt in {precision}", r.returncode == 0 and close(losses(d / f"gpt-{precision}"), losses(d / "gpt-plain-cpu"), 0.05), r.stderr)
     r = run("gpt", "train", *by_device, "--steps", 5, "--device", "cuda", "--out", d / "gpt-default")
-    check("gpt: bf16 is the default, and the first line says so", r.returncode == 0 and r.stdout.startswith("precision bf16 (default on this card; --precision f32 is the way back)\n")
+    check("gpt: bf16 is the default, and the first line says so", r.returncode == 0 and r.stdout.startswith("precision bf16 (the default on this card; --precision f32 chooses f32)\n")
           and losses(d / "gpt-default") == losses(d / "gpt-bf16"), r.stdout + r.stderr)
     r = run("gpt", "train", *by_device, "--precision", "f32", "--steps", 5, "--device", "cuda", "--out", d / "gpt-default", "--resume")
     check("gpt: a run goes on in f32, and says that it was in bf16", r.returncode == 0 and 'the precision was "bf16" and is now "f32"' in r.stderr and "default" not in r.stdout, r.stdout + r.stderr)

@@ -55,7 +55,7 @@ struct Plan {
   pipeline::Loss loss = {};
   int bucket = 6'500'000;
   bool overlap = true;
-  int64_t reuse = 0;          // ZeRO 3's reuse distance of gathered parameters
+  int64_t reuse = 0;          // ZeRO 3's max_reuse_distance, in elements
   const char* parallel = "";  // a parallel plan; "": plain data parallelism
   sequence::ContextOptions context = {};
   bool cuts_sequences = false;  // true: sequence parallelism of tensor-parallel ranks

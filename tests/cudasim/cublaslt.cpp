@@ -142,7 +142,7 @@ struct Problem {
   Layout a, b, c, out;
   int64_t m, n, k;
 };
-/// Checks Hopper's rules for products of 8-bit floats.
+/// Checks cuBLASLt's rules for products of 8-bit floats, which cards from compute capability 8.9 on (Ada, Hopper) have.
 cublasStatus_t check_fp8(const Problem& p) {
   if (fake::settings().capability < 89 || !is_fp8(p.a.type) || !is_fp8(p.b.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;

@@ -24,7 +24,7 @@ class Launch {
       if (left_[i] == 0) ready_.insert(rank_[i]);
     }
   }
-  /// Chooses a node that may run now.
+  /// Chooses a node that may run now; false if there is none.
   bool find() {
     chosen_ = std::find_if(ready_.begin(), ready_.end(), [&](const Rank& rank) {
       const auto& may_go = nodes_[rank.second].op.ready;

@@ -183,8 +183,8 @@ bool fails_now() {
   return calls_until_failure > 0 && --calls_until_failure == 0;
 }
 
-/// Checks that input and output are disjoint or in place: identical, or the smaller one at this rank's part of the
-/// larger one. With any other overlap the real NCCL computes wrong results.
+/// True if input and output are disjoint or in place: identical, or the smaller one at this rank's part of the larger
+/// one. With any other overlap the real NCCL computes wrong results.
 bool is_apart_or_in_place(const ncclComm& c, const char* in, size_t in_bytes, const char* out, size_t out_bytes) {
   if (in_bytes == 0 || out_bytes == 0 || in + in_bytes <= out || out + out_bytes <= in) return true;
   if (in_bytes == out_bytes) return in == out;

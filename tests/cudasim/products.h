@@ -1,8 +1,9 @@
 #pragma once
 // Hopper's asynchronous products (wgmma) and their rules, as in the PTX ISA: "Asynchronous warpgroup level matrix
-// instructions". A warpgroup is four warps whose first is a multiple of four.
+// instructions". A warpgroup is four adjacent warps; the index of its first warp is a multiple of four.
 //
-// A product runs when all 128 threads have issued it. Until a thread waits, its accumulators are NaN. Errors are:
+// A product runs when all 128 threads have issued it. Until a thread waits, its accumulators are NaN. The emulator
+// reports as faults:
 //   - operands in registers that no wgmma.fence covers, or that were written since the last one;
 //   - operands in shared memory that are still being copied, that were written without a later fence.proxy.async of the
 //     writing thread, or that were written by anything but copy_async(), store_shared() and TMA;

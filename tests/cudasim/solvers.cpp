@@ -43,7 +43,7 @@ template <class T> bool is_array(const T* p, int64_t count) {
 template <class T> bool is_matrix(const T* p, int64_t m, int64_t n, int64_t lead, int64_t batch = 1) {
   return m >= 1 && n >= 1 && batch >= 1 && lead >= m && is_array(p, lead * n * (batch - 1) + lead * (n - 1) + m);
 }
-/// Checks arrays of pointers to matrices; the pointers themselves are checked by pointed() when used.
+/// True for a valid array of pointers to matrices; the pointers themselves are checked by pointed() when used.
 template <class T> bool is_batch(T* const* p, int m, int n, int lead, int batch) {
   return m >= 1 && n >= 1 && lead >= m && batch >= 1 && is_array(p, batch);
 }

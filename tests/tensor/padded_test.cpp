@@ -28,7 +28,7 @@ struct Room {
   }
 };
 
-/// The same bits on the CPU; nearly the same numbers on a GPU, whose kernels depend on the layout.
+/// True for the same bits on the CPU; nearly the same numbers suffice on a GPU, whose kernels depend on the layout.
 bool same(const Tensor& a, const Tensor& b, double tolerance = 1e-5) {
   if (a.device().is_cpu()) return equal(a, b);
   return a.shape() == b.shape() && allclose(a.to(f64), b.to(f64), tolerance, tolerance);

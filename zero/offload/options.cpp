@@ -26,14 +26,14 @@ void check(const OffloadOptimizer& o, int stage) {
   LOCKSTEP_CHECK(o.buffer_count >= 1, "[zero] expected offload_optimizer.buffer_count >= 1, got ", o.buffer_count);
   LOCKSTEP_CHECK(o.ratio >= 0 && o.ratio <= 1, "[zero] expected offload_optimizer.ratio from 0 to 1, got ", o.ratio);
   LOCKSTEP_CHECK(o.ratio == 1 || stage == 3, "[zero] offload_optimizer.ratio ", o.ratio, " needs stage 3, got stage ",
-                 stage, "; leave it at 1");
+                 stage, "; set it to 1, or take stage 3");
 }
 
 void check(const OffloadParam& o, int stage) {
   check_device("offload_param", o.device, o.nvme_path);
   LOCKSTEP_CHECK(o.device == Offload::none || stage == 3,
                  "[zero] offload_param needs stage 3 (below it every rank keeps all parameters), got stage ", stage,
-                 "; set stage 3, or leave offload_param out");
+                 "; set stage 3, or offload_param.device none");
   LOCKSTEP_CHECK(o.buffer_count >= 1 && o.buffer_size >= 1 && o.max_in_cpu >= 0,
                  "[zero] expected offload_param.buffer_count >= 1, buffer_size >= 1 and max_in_cpu >= 0, got ",
                  o.buffer_count, ", ", o.buffer_size, " and ", o.max_in_cpu);

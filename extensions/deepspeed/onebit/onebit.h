@@ -36,7 +36,7 @@ struct OneBitAdamOptions {
   bool precondition = true;
   std::vector<optim::OptionRange> table();                      ///< names and ranges of the options
   void check(const char* op) const;                             ///< Error for options out of range
-  static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
+  static constexpr CompressedAllReduce::Options compression{};  ///< how momenta are compressed
 };
 /// 1-bit Adam (Tang et al., arXiv:2102.02888). The first freeze_step steps are AdamW with the mean gradient. Then each
 /// rank adds its own gradient to the momentum m, and the momenta are averaged with one bit per element: p -= lr (m /
@@ -85,7 +85,7 @@ struct ZeroOneAdamOptions {
   bool precondition = true;                 ///< see OneBitAdamOptions::precondition; applies to gradients too
   std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
-  static constexpr CompressedAllReduce::Options compression{};  ///< see CompressionOptions
+  static constexpr CompressedAllReduce::Options compression{};  ///< how momenta are compressed
 };
 /// 0/1 Adam (Lu et al., arXiv:2202.06009): 1-bit Adam without an exact warm-up phase, and without any communication in
 /// most steps.
@@ -122,7 +122,7 @@ struct OneBitSGDOptions {
   bool nesterov = false;
   std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
-  static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};  ///< see CompressionOptions
+  static constexpr CompressedAllReduce::Options compression{.scale = Scale::magnitude};  ///< how momenta are compressed
 };
 /// 1-bit SGD (Seide et al., 2014; with the scale of EF-SGD, arXiv:1901.09847): SGD whose gradients are averaged with
 /// one bit per element.

@@ -77,7 +77,7 @@ void add_report_command(CLI::App& app) {
   add("folder", o->folder, "folder given to --out or --trace (traces may be one folder below)")->required();
   add("--out", o->out, "the page (default: report.html in the folder)");
   add("--svg", o->svg, "the timeline as a picture too");
-  add("--json", o->json, "its figures as one line, a JSON object");
+  add("--json", o->json, "print the figures as one line, a JSON object");
   command.callback([o] { report(*o); });
 }
 

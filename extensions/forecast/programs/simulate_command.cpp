@@ -167,7 +167,7 @@ void add_step_options(CLI::App& command, StepAsked& o) {
       integer(1, 1 << 20));
   add("--micro-batches", o.job.micro_batches,
       "micro-batches of a step, for each replica (default: the program's, or 1)", integer(1, 1 << 16));
-  add("--schedule", o.schedule, "of the pipeline: " + listed(pipeline::names_of_kinds()));
+  add("--schedule", o.schedule, "schedule of the pipeline: " + listed(pipeline::names_of_kinds()));
   add("--chunks", o.job.chunks, "chunks of a rank (interleaved)", integer(1, 64));
   add("--dtype", o.dtype, "dtype of parameters, gradients and activations: f32, bf16 or f16",
       CLI::IsMember({"f32", "bf16", "f16"}));

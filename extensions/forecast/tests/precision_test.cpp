@@ -42,7 +42,7 @@ TEST_CASE("precision: a step in bf16 has at most ten casts") {
       });
       CHECK_MESSAGE(casts.back() <= 10, name, ": ", casts.back());
       MESSAGE(name, ": ", casts.back(), " casts");
-      const std::string line = "precision bf16 (default on this card; --precision f32 is the way back)\n";
+      const std::string line = "precision bf16 (the default on this card; --precision f32 chooses f32)\n";
       CHECK((run.out.rfind(line, 0) == 0) == by_default);
     }
     for (const char* precision : {"f32", "f16"}) {

@@ -32,6 +32,8 @@ void read_tokenizer(const std::string& folder, std::string_view text) {
   tokenizer->decode(ids);
 }
 
+/// Reads `text` as the files that `kind` names: C config.json, I an index of weights, G generation_config.json; for
+/// other letters, all files of a tokenizer.
 void read(char kind, std::string_view text) {
   static const fuzz::Folder texts;
   switch (kind) {

@@ -199,9 +199,10 @@ TEST_CASE("layers: invalid options are rejected") {
               "[Unflatten] expected sizes whose product is 6, dim 1 of (2, 6), got (-1, 4)");
   CHECK_ERROR(Unflatten({.dim = 2, .shape = {-1, 4}})(zeros({2, 6})), "[Unflatten]");
   CHECK_ERROR(PixelShuffle({.factor = 0}), "[PixelShuffle] expected factor > 0, got 0");
-  CHECK_ERROR(PixelShuffle({.factor = 2})(zeros({2, 6, 4, 4})), "[PixelShuffle] expected input (..., C 4, H, W), got");
+  CHECK_ERROR(PixelShuffle({.factor = 2})(zeros({2, 6, 4, 4})),
+              "[PixelShuffle] expected input (..., C, H, W) with C a multiple of 4, got");
   CHECK_ERROR(PixelUnshuffle({.factor = 2})(zeros({2, 6, 4, 3})),
-              "expected input (..., C, H 2, W 2), got (2, 6, 4, 3)");
+              "expected input (..., C, H, W) with H and W multiples of 2, got (2, 6, 4, 3)");
   CHECK_ERROR(ChannelShuffle({.groups = 4})(zeros({2, 6, 4})),
               "[ChannelShuffle] expected input (N, C, ...) with C a multiple of 4");
   CHECK_ERROR(group_norm(zeros({64, 5}), 2),

@@ -23,7 +23,7 @@ using namespace lockstep::testing;
 
 namespace {
 
-/// As close(), for sums of many products: their error grows with the numbers that are added, not with the sum.
+/// Like close(), for sums of many products, whose error grows with the numbers that are added, not with the sum.
 bool near(const Tensor& there, const Tensor& here) {
   REQUIRE(there.device() == cuda0);
   REQUIRE(there.shape() == here.shape());

@@ -341,7 +341,7 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
   CHECK_ERROR(pack_padded_sequence(x, {6, 1}), "[pack_padded_sequence] expected lengths from 1 to 5, got 6");
   CHECK_ERROR(pack_padded_sequence(x, {5}), "[pack_padded_sequence] expected 2 lengths for input (5, 2, 3), got 1");
   CHECK_ERROR(pack_padded_sequence(x, {2, 5}),
-              "expected lengths in non-increasing order; sort the sequences, or set enforce_sorted");
+              "got a longer sequence behind a shorter one; sort the sequences, or set enforce_sorted");
   CHECK_ERROR(pad_packed_sequence(pack_padded_sequence(x, {5, 2}), {.total_length = 4}),
               "expected total_length >= 5, the length of the longest sequence, got 4");
   CHECK_ERROR(lstm(PackedSequence{zeros({3, 3}), {1, 2}, {}}),

@@ -46,7 +46,9 @@ std::string key_of(const ServeOptions& o) {
     key = *set;
   }
   for (const char c : key)
-    LOCKSTEP_CHECK(c > ' ' && c < 127, "[serve] expected a key of letters, digits and signs of ASCII, without spaces");
+    LOCKSTEP_CHECK(
+        c > ' ' && c < 127,
+        "[serve] expected a key of ASCII letters, digits and signs, got another character; make another key");
   return key;
 }
 
