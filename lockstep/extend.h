@@ -19,7 +19,6 @@
 #include "data/excerpt.h"
 #include "data/file_calls.h"
 #include "data/files.h"
-#include "data/json_lines.h"
 #include "data/little_endian.h"
 #include "data/to_device.h"
 #include "data/utf8.h"
