@@ -34,7 +34,6 @@
 #include "nn/norm.h"
 #include "nn/outputs.h"
 #include "nn/rope.h"
-#include "nn/transformer.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
 #include "optim/optimizer.h"

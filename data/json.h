@@ -93,6 +93,8 @@ inline constexpr JsonLimits python_json{.python = true};
 /// Parses one JSON text, strictly. Errors begin with `origin` (a file name) and the place: "config.json:3:14: ...".
 /// Errors are also raised for duplicate keys, numbers that do not fit, invalid UTF-8, and texts beyond the limits.
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits = {});
+/// parse_json() of one line of a file; `line` is its number, for Errors. It does not check limits.bytes.
+Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits = {});
 /// parse_json() of a file.
 Json read_json(const std::string& path, JsonLimits limits = {});
 

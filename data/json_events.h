@@ -11,12 +11,6 @@
 
 namespace lockstep::data {
 
-class Json;
-struct JsonLimits;
-
-/// parse_json() of one line of a file; `line` is its number, for Errors.
-Json parse_json_line(std::string_view text, std::string_view origin, int64_t line, JsonLimits limits);
-
 /// "origin:line:column" of a position in a text whose first line has number `line`. Lines and columns count from 1,
 /// columns in bytes.
 inline std::string place_of(std::string_view text, size_t position, std::string_view origin, int64_t line) {

@@ -1,5 +1,5 @@
 #pragma once
-// What extensions of training and of data include: tools for files, options and error messages, SVG pictures, paged
+// What extensions of training and of data include: tools for files, options and error messages, paged
 // keys and values, optimizer rules, collectives and their schedules, sections of the engine's configuration, timelines.
 #include "autograd/agreed.h"
 #include "autograd/split_backward.h"
@@ -12,14 +12,12 @@
 #include "base/printable.h"
 #include "base/quantity.h"
 #include "base/suggest.h"
-#include "base/svg.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/tensor_file.h"
 #include "data/draw.h"
 #include "data/excerpt.h"
 #include "data/file_calls.h"
 #include "data/files.h"
-#include "data/json_lines.h"
 #include "data/little_endian.h"
 #include "data/to_device.h"
 #include "data/utf8.h"

@@ -1,4 +1,4 @@
-// MultiHeadAttention: self-attention, with and without a cache. The torch.nn form is in cross_attention.cpp.
+// MultiHeadAttention: self-attention, with and without a cache. See attention.h.
 #include "nn/attention.h"
 
 #include <cmath>
@@ -12,16 +12,15 @@ namespace lockstep::nn {
 
 namespace {
 
-MultiHeadAttention::Options checked(MultiHeadAttention::Options o) {
-  LOCKSTEP_CHECK(o.heads > 0 && o.head_size >= 0 && (o.head_size > 0 || o.embed % o.heads == 0),
-                 "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", or a head_size > 0, got heads ",
-                 o.heads, " and head_size ", o.head_size);
+AttentionOptions checked(const char* kind, AttentionOptions o) {
+  LOCKSTEP_CHECK(o.heads > 0 && o.head_size >= 0 && (o.head_size > 0 || o.embed % o.heads == 0), "[", kind,
+                 "] expected heads to divide embed ", o.embed, ", or a head_size > 0, got heads ", o.heads,
+                 " and head_size ", o.head_size);
   const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
-  LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads,
+  LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[", kind, "] expected kv_heads to divide ", o.heads,
                  " heads, got ", groups);
-  LOCKSTEP_CHECK(o.window >= 0 && (o.window == 0 || (o.causal && !o.sparse && !o.cross)),
-                 "[MultiHeadAttention] expected window 0, or a window >= 1 with causal, dense self-attention, got ",
-                 o.window);
+  LOCKSTEP_CHECK(o.window >= 0 && (o.window == 0 || (o.causal && !o.sparse)), "[", kind,
+                 "] expected window 0, or a window >= 1 with causal, dense self-attention, got ", o.window);
   o.kv_heads = groups;
   if (o.head_size == 0) o.head_size = o.embed / o.heads;
   return o;
@@ -29,29 +28,63 @@ MultiHeadAttention::Options checked(MultiHeadAttention::Options o) {
 
 }  // namespace
 
-MultiHeadAttention::MultiHeadAttention(const Options& options)
-    : o(checked(options)),
+AttentionHeads::AttentionHeads(const char* kind, const AttentionOptions& options)
+    : o(checked(kind, options)),
       in_proj({.in = o.embed, .out = o.head_size * (o.heads + 2 * o.kv_heads), .bias = o.bias}),
       out_proj({.in = o.heads * o.head_size, .out = o.embed, .bias = o.bias && o.out_bias}) {
   init::xavier_uniform(in_proj.weight);
   for (const Variable& bias : {in_proj.bias, out_proj.bias})
     if (bias.defined()) init::zeros(bias);
-  if (o.sparse) set_sparsity(o.sparse);
 }
 
-std::string MultiHeadAttention::options() const {
+std::string AttentionHeads::text() const {
   return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
              o.head_size * o.heads != o.embed ? str(", head size ", o.head_size) : "", o.causal ? ", causal" : "",
              o.window > 0 ? str(", window ", o.window) : "", o.rope ? ", rotary" : "",
              o.sparse ? str(", sparse ", o.sparse->name()) : "");
 }
 
-void MultiHeadAttention::sharded(const PartOf& of) {
+void AttentionHeads::take_part(const PartOf& of) {
   if (of.dim != -1) return;
   o.all_heads = o.heads;
   o.heads /= of.count;
   o.kv_heads /= of.count;
   o.first_head = of.index * o.heads;
+}
+
+double AttentionHeads::flops_of_scores(int64_t tokens) const {
+  const double pairs =
+      o.sparse ? attended_pairs(o.sparse->layout(std::max(o.heads, o.all_heads), tokens), tokens, tokens, o.causal)
+               : double(attended_pairs(tokens, tokens, o.causal, o.window));
+  return 4 * pairs / double(std::max<int64_t>(tokens, 1)) * double(o.heads * o.head_size);
+}
+
+AttentionArgs AttentionHeads::args(bool training, Device device) const {
+  AttentionArgs args{
+      .scale = 0, .causal = o.causal, .window = o.window, .first_head = o.first_head, .all_heads = o.all_heads};
+  if (training && o.dropout > 0) {
+    args.dropout = o.dropout;
+    args.key = next_random_key(device);
+  }
+  return args;
+}
+
+AttentionHeads::Heads AttentionHeads::split(const Variable& all) const {
+  const int64_t d = o.head_size;
+  const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
+  return {by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
+}
+
+Variable AttentionHeads::by_head(const Variable& all, int64_t heads) const {
+  return all.reshape({all.size(0), all.size(1), heads, o.head_size}).transpose(1, 2);
+}
+
+Variable AttentionHeads::joined(const Variable& heads) const {
+  return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size});
+}
+
+MultiHeadAttention::MultiHeadAttention(const Options& options) : AttentionHeads("MultiHeadAttention", options) {
+  if (o.sparse) set_sparsity(o.sparse);
 }
 
 int64_t MultiHeadAttention::share_sequence(const std::shared_ptr<SequencePart>& of) {
@@ -82,31 +115,10 @@ std::shared_ptr<const BlockLayout> MultiHeadAttention::layout(int64_t tokens, De
   return layout_;
 }
 
-double MultiHeadAttention::flops_beside(int64_t tokens) const {
-  const double pairs =
-      o.sparse ? attended_pairs(o.sparse->layout(std::max(o.heads, o.all_heads), tokens), tokens, tokens, o.causal)
-               : double(attended_pairs(tokens, tokens, o.causal, o.window));
-  return 4 * pairs / double(std::max<int64_t>(tokens, 1)) * double(o.heads * o.head_size);
-}
-
 AttentionArgs MultiHeadAttention::args(int64_t tokens, Device device) {
-  AttentionArgs args{.scale = 0,
-                     .causal = o.causal,
-                     .window = o.window,
-                     .first_head = o.first_head,
-                     .all_heads = o.all_heads,
-                     .layout = layout(tokens, device)};
-  if (is_training() && o.dropout > 0) {
-    args.dropout = o.dropout;
-    args.key = next_random_key(device);
-  }
+  AttentionArgs args = AttentionHeads::args(is_training(), device);
+  args.layout = layout(tokens, device);
   return args;
-}
-
-MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all) const {
-  const int64_t d = o.head_size;
-  const auto parts = all.split({o.heads * d, o.kv_heads * d, o.kv_heads * d}, 2);
-  return {by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
 }
 
 /// Rotates the queries and keys in `all` by their positions, which start at `position`. Without rope, returns `all`.
@@ -123,13 +135,6 @@ Variable MultiHeadAttention::placed(Variable all, int64_t position) {
 Variable MultiHeadAttention::turned(Variable all, const RopeTable::Angles& angles) const {
   return rotary_packed(std::move(all), o.heads + o.kv_heads, o.heads + 2 * o.kv_heads, angles.cosine, angles.sine);
 }
-
-/// Joins the heads: (B, H, T, D) to (B, T, H * D).
-Variable MultiHeadAttention::joined(const Variable& heads) {
-  return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size});
-}
-
-Variable MultiHeadAttention::merge(const Variable& heads) { return out_proj(joined(heads)); }
 
 Variable MultiHeadAttention::attended(const Variable& x, const Tensor& mask) {
   LOCKSTEP_CHECK(x.dim() == 3 && x.size(2) == o.embed, "[MultiHeadAttention] expected input (B, T, ", o.embed,

@@ -1,6 +1,6 @@
 #pragma once
-// Multi-head attention: grouped-query heads, rotary positions, sliding windows, block-sparse layouts, a key-value cache
-// for generation, and torch.nn.MultiheadAttention's interface.
+// Multi-head self-attention: grouped-query heads, rotary positions, sliding windows, block-sparse layouts, and a
+// key-value cache for generation. Attention to other sequences is in extensions/layers/masked_attention.h.
 #include "nn/activation.h"
 #include "nn/linear.h"
 #include "nn/rope.h"
@@ -55,50 +55,53 @@ struct SequencePart {
   std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
 };
 
-/// Masks as torch.nn.MultiheadAttention takes them: a bool mask is true where attention is forbidden, a floating one is
-/// added to the scores.
-struct AttentionMasks {
-  Tensor mask = {};     ///< attn_mask: (T, S) or (B * heads, T, S)
-  Tensor padding = {};  ///< key_padding_mask, (B, S)
-  bool causal = false;  ///< true: query i sees keys 0 to i only
-  /// True if there is any mask.
-  bool any() const { return mask.defined() || padding.defined() || causal; }
-};
-/// Attention weights that a call returns. mean and of_heads need memory for the whole T x S matrix.
-enum class AttentionWeights { none, mean, of_heads };
-/// Result of the torch.nn form of forward().
-struct AttentionOutput {
-  Variable output;   ///< (B, T, embed)
-  Variable weights;  ///< after dropout: (B, T, S) averaged over heads, (B, heads, T, S), or undefined
-  /// Calls fn for each variable; see nn/outputs.h.
-  void each_variable(const auto& fn) {
-    fn(output);
-    if (weights.defined()) fn(weights);
-  }
+/// Options of attention layers. Error unless kv_heads divides heads. Error if heads does not divide embed and head_size
+/// is 0.
+struct AttentionOptions {
+  int64_t embed, heads;
+  int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0: same as heads
+  /// causal: true if a token sees only itself and earlier ones. bias: true adds biases to in_proj, and to out_proj
+  /// unless out_bias is false.
+  bool causal = true, bias = true;
+  double dropout = 0;                    ///< dropout probability of attention weights
+  std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; layers may share one table
+  int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
+  int64_t head_size = 0;                 ///< 0: embed / heads
+  bool out_bias = true;
+  /// Set by sharded() on a tensor-parallel rank: the rank's first head, and the number of heads of the model.
+  int64_t first_head = 0, all_heads = 0;
+  std::shared_ptr<const BlockPattern> sparse = {};  ///< attend only to the blocks of this pattern
+  int64_t window = 0;  ///< causal only: a token sees itself and the window - 1 tokens before it; 0: all before it
 };
 
-/// x (B, T, embed) gives (B, T, embed) (Vaswani et al., 2017). The rows of in_proj are queries, keys, values, in this
-/// order.
-struct MultiHeadAttention : Layer<MultiHeadAttention> {
-  /// Error unless kv_heads divides heads. Error if heads does not divide embed and head_size is 0.
-  struct Options {
-    int64_t embed, heads;
-    int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0: same as heads
-    /// causal: true if a token sees only itself and earlier ones. bias: true adds biases to in_proj, and to out_proj
-    /// unless out_bias is false.
-    bool causal = true, bias = true;
-    double dropout = 0;                    ///< dropout probability of attention weights
-    std::shared_ptr<RopeTable> rope = {};  ///< rotary positions; layers may share one table
-    int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
-    int64_t head_size = 0;                 ///< 0: embed / heads
-    bool out_bias = true;
-    /// Set by sharded() on a tensor-parallel rank: the rank's first head, and the number of heads of the model.
-    int64_t first_head = 0, all_heads = 0;
-    std::shared_ptr<const BlockPattern> sparse = {};  ///< attend only to the blocks of this pattern
-    bool cross = false;                               ///< true: keys and values come from another sequence than queries
-    int64_t window = 0;  ///< causal only: a token sees itself and the window - 1 tokens before it; 0: all before it
+/// The projections of an attention layer: into queries, keys and values by head, and back. The rows of in_proj are
+/// queries, keys, values, in this order. in_proj.weight starts Xavier-uniform, biases at 0, as in PyTorch.
+struct AttentionHeads {
+  /// kind: the layer's name in errors.
+  AttentionHeads(const char* kind, const AttentionOptions& options);
+  /// Queries (B, heads, T, head size); keys and values (B, kv heads, T, head size).
+  struct Heads {
+    Variable q, k, v;
   };
-  /// in_proj.weight starts Xavier-uniform, biases at 0, as in PyTorch.
+  /// The heads of in_proj's output.
+  Heads split(const Variable& projected) const;
+  /// Splits features into heads: (B, T, heads * head size) to (B, heads, T, head size).
+  Variable by_head(const Variable& projected, int64_t heads) const;
+  /// Joins the heads: (B, heads, T, head size) to (B, T, heads * head size).
+  Variable joined(const Variable& heads) const;
+  /// Arguments of attention(), without a layout; training: true draws a key for dropout.
+  AttentionArgs args(bool training, Device device) const;
+  void take_part(const PartOf& of);              ///< what the layer's sharded() does
+  double flops_of_scores(int64_t tokens) const;  ///< what its flops_beside() returns
+  std::string text() const;                      ///< what its options() returns
+
+  AttentionOptions o;
+  Linear in_proj, out_proj;
+};
+
+/// Self-attention: x (B, T, embed) gives (B, T, embed) (Vaswani et al., 2017).
+struct MultiHeadAttention : Layer<MultiHeadAttention>, AttentionHeads {
+  using Options = AttentionOptions;
   explicit MultiHeadAttention(const Options& options);
   /// Self-attention. mask: see attention() in tensor/ops.h.
   Variable forward(const Variable& x, const Tensor& mask = {}) { return out_proj(attended(x, mask)); }
@@ -106,16 +109,6 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Variable forward(const Variable& x, const Variable& residual) { return out_proj(attended(x, Tensor()), residual); }
   /// True if out_proj can add the residual in its product (Linear::adds()).
   bool adds() const { return out_proj.adds() && !is_watched(); }
-  /// Computes what torch.nn.MultiheadAttention does: query (B, T, embed), key and value (B, S, embed). Unless
-  /// Options::cross is true, pass the same variable three times. Error if the layer has rope or a sparse layout.
-  AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
-                          const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
-  using Layer::operator();
-  /// Calls the forward() above. It lets a caller write masks in braces: attention(q, k, v, {.causal = true}).
-  AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
-                             const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
-    return Layer::operator()(query, key, value, masks, wanted);
-  }
   /// Appends the keys and values of x to the cache, and attends to all tokens in the cache. For generation; records no
   /// gradients.
   Variable forward(const Variable& x, KvCache& cache);
@@ -133,38 +126,25 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   void fields(Fields& f) override {
     f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
   }
-  std::vector<Variable> reads() override;
-  void sharded(const PartOf& of) override;
+  void sharded(const PartOf& of) override { take_part(of); }
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
-  double flops_beside(int64_t tokens) const override;
+  double flops_beside(int64_t tokens) const override { return flops_of_scores(tokens); }
   /// Replaces the sparse pattern; the layer becomes causal if the pattern is. Error if the layer has a window, runs
   /// under context parallelism, or is causal while the pattern is not.
   void set_sparsity(std::shared_ptr<const BlockPattern> pattern);
-  std::string options() const override;
+  std::string options() const override { return text(); }
 
-  Options o;
-  Linear in_proj, out_proj;
   std::shared_ptr<SequencePart> part;  ///< set under context parallelism; null: x is a whole sequence
 
  private:
-  struct Heads {
-    Variable q, k, v;
-  };  // q (B, H, T, D); k and v (B, G, T, D)
   // Attention output before out_proj, (B, T, heads * head size).
   Variable attended(const Variable& x, const Tensor& mask);
   Variable attended(const Variable& x, const std::vector<KvRows>& rows);
   Variable placed(Variable projected, int64_t position);
   Variable turned(Variable projected, const RopeTable::Angles& angles) const;
-  Heads split(const Variable& projected) const;
-  Variable by_head(const Variable& projected, int64_t heads) const;
-  Variable projected(const Variable& x, int64_t first, int64_t count);
-  Tensor visible_keys(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
-                      const Variable& like) const;
   Variable in_blocks(Variable projected, const std::vector<KvRows>& rows);
   void check_cached(int64_t end) const;
   Variable with_cache(Variable projected, KvCache& cache);
-  Variable joined(const Variable& heads);
-  Variable merge(const Variable& heads);
   AttentionArgs args(int64_t tokens, Device device);
   std::shared_ptr<const BlockLayout> layout(int64_t tokens, Device device);
   std::shared_ptr<const BlockLayout> layout_;  // cached for the last length

@@ -13,4 +13,3 @@
 #include "nn/norm.h"
 #include "nn/outputs.h"
 #include "nn/rope.h"
-#include "nn/transformer.h"

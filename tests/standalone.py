@@ -42,12 +42,12 @@ def main(build):
         def standalone_headers():
             """Every installed header compiles by itself, with only -I, but those for nvcc."""
             include = prefix / "include" / "lockstep"
-            eigen = include / "tensor" / "eigen.h"  # needs Eigen, which its users have
+            eigen = include / "extensions" / "linear_algebra" / "eigen.h"  # needs Eigen, which its users have
             for_nvcc = [include / "tensor" / "cuda" / name for name in ("device_math.h", "element.h", "simt.h", "vector.h", "warp.h")]
             for_nvcc += (include / "optim" / "cuda").glob("*.h")
             text = "".join(f'#include "{h.relative_to(include)}"\n' for h in sorted(include.rglob("*.h")) if h not in [eigen, *for_nvcc] and "cudasim" not in h.parts)
             (work / "all.cpp").write_text(text)
-            (work / "eigen.cpp").write_text('#include "tensor/eigen.h"\n')
+            (work / "eigen.cpp").write_text('#include "extensions/linear_algebra/eigen.h"\n')
             flags = subprocess.run(["pkg-config", "--cflags", "eigen3"], capture_output=True, text=True, check=True).stdout.split()
             run(compiler + ["-std=c++20", "-fsyntax-only", "-I", str(include), *flags, str(work / "eigen.cpp")])
             run(compiler + ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers", "-I", str(include), str(work / "all.cpp")])

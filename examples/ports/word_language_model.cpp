@@ -1,5 +1,6 @@
 // Word-level language model of small sentences, with an LSTM, a GRU or a transformer: --model.
 //   build/examples/word_language_model --model transformer
+#include <lockstep/layers.h>
 #include <lockstep/operations.h>
 #include <lockstep/recurrent.h>
 

@@ -10,8 +10,8 @@
 
 #include "base/quantity.h"
 #include "base/suggest.h"
-#include "base/svg.h"
 #include "extensions/device_map/parts.h"
+#include "extensions/svg/svg.h"
 #include "tensor/memory.h"
 
 namespace lockstep::device_map {

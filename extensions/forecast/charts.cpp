@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/quantity.h"
-#include "base/svg.h"
+#include "extensions/svg/svg.h"
 
 namespace lockstep::report {
 namespace {

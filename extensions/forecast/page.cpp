@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "base/quantity.h"
 #include "base/suggest.h"
-#include "base/svg.h"
+#include "extensions/svg/svg.h"
 
 namespace lockstep::report {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
-#include "base/svg.h"
 #include "data/file_calls.h"
 #include "data/files.h"
+#include "extensions/svg/svg.h"
 
 namespace lockstep::report {
 namespace {

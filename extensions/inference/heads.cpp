@@ -95,7 +95,7 @@ Tensor Widened::narrowed(const Tensor& tensor) const {
 std::vector<Widened> fit_to_ranks(nn::Module& model, int ranks) {
   std::vector<Widened> all;
   model.apply([&](nn::Module& module) {
-    if (auto* const attention = dynamic_cast<nn::MultiHeadAttention*>(&module)) {
+    if (auto* const attention = dynamic_cast<nn::AttentionHeads*>(&module)) {
       auto& o = attention->o;
       const HeadPlan plan = plan_heads(o.heads, o.kv_heads, ranks);
       const auto heads = int64_t(plan.queries.size()), kv_heads = int64_t(plan.keys.size());

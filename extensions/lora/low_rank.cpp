@@ -32,7 +32,7 @@ struct LoraPlace {
 
 void find_places(Module& module, const std::string& prefix, std::vector<LoraPlace>& places,
                  std::set<const Module*>& visited) {
-  auto* const attention = dynamic_cast<MultiHeadAttention*>(&module);
+  auto* const attention = dynamic_cast<AttentionHeads*>(&module);
   Fields fields;
   module.fields(fields);
   for (const Fields::Entry& entry : fields.entries) {

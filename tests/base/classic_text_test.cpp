@@ -10,7 +10,6 @@
 #include <sstream>
 
 #include "base/quantity.h"
-#include "base/svg.h"
 #include "tensor/ops.h"
 #include "tests/devices.h"
 
@@ -71,7 +70,6 @@ TEST_CASE("classic: numbers that we write") {
   CHECK(to_string(Tensor::from({0.5f, 1.25f}, {2})) == "[0.50, 1.25]");
   CHECK(to_string(Tensor::from({0.5f, 12345.f}, {2})) == "[5.0000e-01, 1.2345e+04]");
   CHECK(seconds_text(1.234) == "1.23 s");
-  CHECK(svg::rect(0.5, 1, 2, 3, "").find("x=\"0.5\"") != std::string::npos);
 }
 
 TEST_CASE("classic: only ASCII letters count as letters") {

@@ -3,7 +3,6 @@
 
 #include "base/quantity.h"
 #include "base/suggest.h"
-#include "base/svg.h"
 
 using namespace lockstep;
 
@@ -62,10 +61,4 @@ TEST_CASE("quantities that people write") {
   CHECK(memory_text(1023) == "1023 bytes");
   CHECK(memory_text(1536) == "1.5 KiB");
   CHECK(memory_text(int64_t(3) << 50) == "3072.0 TiB");
-}
-
-TEST_CASE("pictures: texts cannot end an element") {
-  CHECK(escaped("a<b>&\"\x01") == "a&lt;b&gt;&amp;&quot;\xef\xbf\xbd");
-  CHECK(svg::text(1, 2, "<", 12, "red") ==
-        "<text x=\"1\" y=\"2\" font-size=\"12\" fill=\"red\" text-anchor=\"start\">&lt;</text>\n");
 }

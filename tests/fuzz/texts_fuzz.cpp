@@ -1,11 +1,9 @@
-// libFuzzer: any JSON Lines file or .tokens file (chosen by the first byte) is read completely or rejected with an
-// Error of one line.
+// libFuzzer: any .tokens file is read completely or rejected with an Error of one line.
 #include <zlib.h>
 
 #include <cstdlib>
 #include <cstring>
 
-#include "data/json_lines.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 #include "tests/fuzz/folder.h"
@@ -25,33 +23,25 @@ std::string sealed(std::string_view text) {
   return file;
 }
 
-void read(char kind, std::string_view text) {
+void read(std::string_view text) {
   static const fuzz::Folder folder;
   static const ByteTokenizer bytes;
-  const std::string file = folder.path() + "/file";
-  if (kind == 'L') {
-    folder.write(text, {"file"});
-    JsonLines lines(file);
-    while (lines.next()) {}
-  } else {
-    const std::string full = sealed(text);
-    const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0 || ::write(fd, full.data(), full.size()) != ssize_t(full.size())) std::abort();
-    close(fd);
-    if (!is_token_file(file)) std::abort();
-    const Tokens tokens = read_tokens(file, bytes, "bytes");
-    tokens.checksum();
-    tokens.tensor();
-  }
+  const std::string file = folder.path() + "/file", full = sealed(text);
+  const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0 || ::write(fd, full.data(), full.size()) != ssize_t(full.size())) std::abort();
+  close(fd);
+  if (!is_token_file(file)) std::abort();
+  const Tokens tokens = read_tokens(file, bytes, "bytes");
+  tokens.checksum();
+  tokens.tensor();
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  if (size == 0) return 0;
   const fuzz::Limits limits(size);
   try {
-    read(char(data[0]), {reinterpret_cast<const char*>(data) + 1, size - 1});
+    read({reinterpret_cast<const char*>(data), size});
   } catch (const lockstep::Error& error) {
     if (std::strchr(error.what(), '\n')) std::abort();
   }

@@ -3,7 +3,7 @@
 called_golden.py ROOT writes the files of FILES below the root of the repository.
 
 As in layers_golden.py, results are in f64 from inputs in f32, and torch_f32_err is the error of PyTorch's own f32.
-Names and options are ours; tests/golden_runner/called.cpp and the golden_cases.cpp of extensions read them. Exit code
+Names and options are ours; the golden_cases.cpp of extensions read them. Exit code
 77 without PyTorch.
 """
 import copy
@@ -219,15 +219,15 @@ def run(made, dtype, gout):
 
 # What the cases of each file are about.
 FILES = {
-    "tests/golden/called.safetensors": "transformers",
+    "extensions/layers/tests/golden/transformers.safetensors": "transformers",
     "extensions/layers/tests/golden/called.safetensors": "EmbeddingBag, adaptive softmax",
     "extensions/vision/tests/golden/vision.safetensors": "convolutions, pooling, resampling",
 }
 
 
 def file_of(kind):
-    core, layers, vision = FILES
-    return layers if kind in ("EmbeddingBag", "AdaptiveLogSoftmaxWithLoss") else core if kind.startswith(("MultiHead", "Transformer")) else vision
+    transformers, layers, vision = FILES
+    return layers if kind in ("EmbeddingBag", "AdaptiveLogSoftmaxWithLoss") else transformers if kind.startswith(("MultiHead", "Transformer")) else vision
 
 
 def main(root):

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "apps/gpt_commands.h"
-#include "data/json_lines.h"
+#include "extensions/generation/json_lines.h"
 #include "extensions/generation/prompt.h"
 #include "extensions/generation/scoring.h"
 #include "train/cli.h"

@@ -253,6 +253,88 @@ void add_embedding_bag(Functions& functions) {
   };
 }
 
+Tensor extra(const Case& c, const std::string& name) {
+  return c.has("extra/" + name) ? c.tensor("extra/" + name) : Tensor();
+}
+
+AttentionMasks masks(const Case& c, const char* mask, const char* padding, const char* causal) {
+  return {.mask = extra(c, mask), .padding = extra(c, padding), .causal = c.flag(causal, false)};
+}
+
+TransformerOptions transformer(const Case& c) {
+  return {.width = c.integer("width"),
+          .heads = c.integer("heads"),
+          .inner = c.integer("inner"),
+          .dropout = 0,
+          .activation = c.text("activation", "relu") == "relu" ? Activation::relu : Activation::gelu_erf,
+          .batch_first = c.flag("batch_first", false),
+          .norm_first = c.flag("norm_first", false),
+          .bias = c.flag("bias", true)};
+}
+DecoderMasks decoder_masks(const Case& c) {
+  return {.target = masks(c, "tgt_mask", "tgt_key_padding_mask", "target_causal"),
+          .memory = masks(c, "memory_mask", "memory_key_padding_mask", "memory_causal")};
+}
+
+void add_transformers(Functions& functions) {
+  auto& t = functions.called;
+  t["MultiHeadAttention"] = [](const Case& c) {
+    const MaskedAttention::Options o{.embed = c.integer("embed"),
+                                     .heads = c.integer("heads"),
+                                     .bias = c.flag("bias", true),
+                                     .cross = c.flag("cross", false)};
+    return with(std::make_unique<MaskedAttention>(o), [&](MaskedAttention& l, In in) {
+      const std::string wanted = c.text("weights", "none");
+      const AttentionOutput out = l(in[0], in.size() > 1 ? in[1] : in[0], in.size() > 1 ? in[2] : in[0],
+                                    masks(c, "attn_mask", "key_padding_mask", "causal"),
+                                    wanted == "none"   ? AttentionWeights::none
+                                    : wanted == "mean" ? AttentionWeights::mean
+                                                       : AttentionWeights::of_heads);
+      return out.weights.defined() ? Outputs{out.output, out.weights} : Outputs{out.output};
+    });
+  };
+  t["TransformerEncoderLayer"] = [](const Case& c) {
+    return with(std::make_unique<TransformerEncoderLayer>(transformer(c)), [&](TransformerEncoderLayer& l, In in) {
+      return Outputs{l(in[0], masks(c, "src_mask", "src_key_padding_mask", "source_causal"))};
+    });
+  };
+  t["TransformerDecoderLayer"] = [](const Case& c) {
+    return with(std::make_unique<TransformerDecoderLayer>(transformer(c)),
+                [&](TransformerDecoderLayer& l, In in) { return Outputs{l(in[0], in[1], decoder_masks(c))}; });
+  };
+  t["TransformerEncoder"] = [](const Case& c) {
+    const TransformerEncoder::Options o{transformer(c), c.integer("layers"), c.flag("norm", false)};
+    return with(std::make_unique<TransformerEncoder>(o), [&](TransformerEncoder& l, In in) {
+      return Outputs{l(in[0], masks(c, "mask", "src_key_padding_mask", "source_causal"))};
+    });
+  };
+  t["TransformerDecoder"] = [](const Case& c) {
+    const TransformerDecoder::Options o{transformer(c), c.integer("layers"), c.flag("norm", false)};
+    return with(std::make_unique<TransformerDecoder>(o),
+                [&](TransformerDecoder& l, In in) { return Outputs{l(in[0], in[1], decoder_masks(c))}; });
+  };
+  t["Transformer"] = [](const Case& c) {
+    const TransformerOptions one = transformer(c);
+    const Transformer::Options o{.width = one.width,
+                                 .heads = one.heads,
+                                 .encoder_layers = c.integer("encoder_layers"),
+                                 .decoder_layers = c.integer("decoder_layers"),
+                                 .inner = one.inner,
+                                 .dropout = 0,
+                                 .activation = one.activation,
+                                 .batch_first = one.batch_first,
+                                 .norm_first = one.norm_first,
+                                 .bias = one.bias};
+    return with(std::make_unique<Transformer>(o), [&](Transformer& l, In in) {
+      const DecoderMasks of_decoder = decoder_masks(c);
+      return Outputs{l(in[0], in[1],
+                       {.source = masks(c, "src_mask", "src_key_padding_mask", "source_causal"),
+                        .target = of_decoder.target,
+                        .memory = of_decoder.memory})};
+    });
+  };
+}
+
 }  // namespace
 
 void add_layers(Functions& functions) {
@@ -265,6 +347,7 @@ void add_layers(Functions& functions) {
   add_activations(functions);
   add_more_layers(functions);
   add_embedding_bag(functions);
+  add_transformers(functions);
 }
 
 }  // namespace golden

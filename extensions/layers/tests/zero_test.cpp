@@ -22,6 +22,19 @@ struct Mixture : nn::Layer<Mixture> {
   void fields(nn::Fields& f) override { f("first", first)("slopes", slopes)("norm", norm)("pair", pair)("head", head); }
 };
 
+/// A decoder layer uses one slice of in_proj's weight for queries and another for keys and values.
+struct Translator : nn::Layer<Translator> {
+  nn::Linear in = linear(6, 12);
+  nn::TransformerEncoder encoder{{.layer = {.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}, .layers = 2}};
+  nn::TransformerDecoderLayer decoder{{.width = 12, .heads = 3, .inner = 10, .dropout = 0.2}};
+  nn::Linear head = linear(12, 3);
+  Variable forward(const Variable& x) {
+    const Variable h = in(x);
+    return head(mean(decoder(h, encoder(h), {.target = {.causal = true}}), {0}));
+  }
+  void fields(nn::Fields& f) override { f("in", in)("encoder", encoder)("decoder", decoder)("head", head); }
+};
+
 }  // namespace
 
 TEST_CASE("zero: rare layers have the same bits under DDP and every stage") {
@@ -61,6 +74,18 @@ TEST_CASE("zero: rare layers have the same bits under DDP and every stage") {
                [](nn::EmbeddingBag& l, const Variable& x) {
                  return l(randint(0, 9, {4, 5})) * x[0];
                })},
+      {"Transformer",
+       between(
+           [] {
+             return nn::Transformer(
+                 {.width = 6, .heads = 2, .encoder_layers = 2, .decoder_layers = 2, .inner = 10, .dropout = 0.2});
+           },
+           6, [](nn::Transformer& l, const Variable& x) { return mean(l(x, x * 0.5), {0}); })},
+      {"MaskedAttention across", between([] { return nn::MaskedAttention({.embed = 6, .heads = 3}); }, 6,
+                                         [](nn::MaskedAttention& l, const Variable& x) {
+                                           const Variable q = x.transpose(0, 1), k = q * 0.5;
+                                           return mean(l(q, k, k, {.causal = true}).output, {1});
+                                         })},
       {"weight_norm", of_channels_made([] { return nn::weight_norm(nn::Conv1d({.in = 6, .out = 4})); }, {4, 6, 5}, 4)},
       {"spectral_norm at rest", of_channels_made(
                                     [] {
@@ -74,6 +99,7 @@ TEST_CASE("zero: rare layers have the same bits under DDP and every stage") {
     CAPTURE(std::string(name));
     check_same_bits(make);
   }
+  check_same_bits([] { return std::make_unique<Translator>(); }, true);
 }
 
 TEST_CASE(

@@ -1,8 +1,9 @@
 // The transformers of torch.nn: construction and forward. See transformer.h.
-#include "nn/transformer.h"
+#include "extensions/layers/transformer.h"
 
 #include <cmath>
 
+#include "base/check.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {
@@ -17,8 +18,8 @@ const TransformerOptions& checked_transformer(const char* kind, const Transforme
   return o;
 }
 
-MultiHeadAttention::Options attention_of(const TransformerOptions& o, bool cross) {
-  return {.embed = o.width, .heads = o.heads, .causal = false, .bias = o.bias, .dropout = o.dropout, .cross = cross};
+MaskedAttention::Options attention_of(const TransformerOptions& o, bool cross) {
+  return {.embed = o.width, .heads = o.heads, .bias = o.bias, .dropout = o.dropout, .cross = cross};
 }
 
 LayerNorm::Options norm_of(const TransformerOptions& o) {

@@ -1,12 +1,16 @@
 // JSON Lines: reading one by one, and damaged lines.
-#include "data/json_lines.h"
+#include "extensions/generation/json_lines.h"
+
+#include <doctest/doctest.h>
 
 #include <cmath>
 
-#include "util.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::data;
+using testing::TempDir;
 
 TEST_CASE("json lines: one by one, with the numbers of lines") {
   TempDir dir;

@@ -1,8 +1,10 @@
-// MultiHeadAttention in the form of torch.nn.MultiheadAttention: separate keys and values, masks, attention weights.
+// Attention to other sequences, masks, attention weights. See masked_attention.h.
+#include "extensions/layers/masked_attention.h"
+
 #include <algorithm>
 #include <cmath>
 
-#include "nn/attention.h"
+#include "base/check.h"
 
 namespace lockstep::nn {
 
@@ -25,19 +27,34 @@ bool same_values(const Variable& a, const Variable& b) {
 
 }  // namespace
 
-/// Splits features into heads: (B, T, heads * D) to (B, heads, T, D).
-Variable MultiHeadAttention::by_head(const Variable& all, int64_t heads) const {
-  return all.reshape({all.size(0), all.size(1), heads, o.head_size}).transpose(1, 2);
+MaskedAttention::MaskedAttention(const Options& options)
+    : AttentionHeads("MaskedAttention", {.embed = options.embed,
+                                         .heads = options.heads,
+                                         .kv_heads = options.kv_heads,
+                                         .causal = options.causal,
+                                         .bias = options.bias,
+                                         .dropout = options.dropout,
+                                         .head_size = options.head_size,
+                                         .out_bias = options.out_bias,
+                                         .window = options.window}),
+      cross(options.cross) {
+  LOCKSTEP_CHECK(!cross || o.window == 0, "[MaskedAttention] expected window 0 for attention to other sequences, got ",
+                 o.window);
 }
 
-std::vector<Variable> MultiHeadAttention::reads() {
-  if (!o.cross || in_proj.attached.store) return {};
+int64_t MaskedAttention::share_sequence(const std::shared_ptr<SequencePart>& of) {
+  LOCKSTEP_CHECK(!of, "[MaskedAttention] it does not support context parallelism; leave it out");
+  return o.heads;
+}
+
+std::vector<Variable> MaskedAttention::reads() {
+  if (!cross || in_proj.attached.store) return {};
   return in_proj.bias.defined() ? std::vector<Variable>{in_proj.weight, in_proj.bias}
                                 : std::vector<Variable>{in_proj.weight};
 }
 
 /// The outputs [first, first + count) of in_proj, without computing the others.
-Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t count) {
+Variable MaskedAttention::projected(const Variable& x, int64_t first, int64_t count) {
   if (in_proj.attached.store || in_proj.attached.addition) return in_proj(x).narrow(2, first, count);
   const Variable weight = in_proj.weight.narrow(0, first, count);
   const Variable bias = in_proj.bias.defined() ? in_proj.bias.narrow(0, first, count) : Variable();
@@ -46,9 +63,9 @@ Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t
 
 /// Combines all masks into one for attention(). Returns an undefined tensor if there are no masks. If the numbers of
 /// queries and keys are equal, leaves the causal mask out, because attention() applies it itself.
-Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
-                                        const Variable& like) const {
-  const char* const op = "[MultiHeadAttention] ";
+Tensor MaskedAttention::visible_keys(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
+                                     const Variable& like) const {
+  const char* const op = "[MaskedAttention] ";
   const int64_t all = std::max(o.heads, o.all_heads);
   const auto as_visible = [&](const Tensor& mask, const char* name) {
     LOCKSTEP_CHECK(mask.dtype() == boolean || is_floating(mask.dtype()), op, "expected a ", name,
@@ -80,12 +97,13 @@ Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t bat
   return sum.defined() && sum.dtype() != boolean ? sum.to(like.dtype()) : sum;
 }
 
-AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variable& key, const Variable& value,
-                                            const AttentionMasks& masks, AttentionWeights wanted) {
+AttentionOutput MaskedAttention::forward(const Variable& query, const Variable& key, const Variable& value,
+                                         const AttentionMasks& masks, AttentionWeights wanted) {
   const bool is_self = same_values(key, query) && same_values(value, query);
   for (const Variable* x : {&query, &key, &value})
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
+<<<<<<< HEAD:nn/cross_attention.cpp
                    "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
                    "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(), "; reshape them");
   LOCKSTEP_CHECK(
@@ -94,11 +112,17 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
   LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
                  "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
                  "context parallelism; leave them out");
+=======
+                   "[MaskedAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
+                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
+  LOCKSTEP_CHECK(is_self || cross,
+                 "[MaskedAttention] expected key and value to be query itself; set Options::cross for other sequences");
+>>>>>>> md2:extensions/layers/masked_attention.cpp
   LOCKSTEP_CHECK(wanted == AttentionWeights::none || (o.all_heads == 0 && o.kv_heads == o.heads),
-                 "[MultiHeadAttention] attention weights need all heads on this rank and kv_heads == heads, got ",
-                 o.heads, " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads; ask for none");
+                 "[MaskedAttention] attention weights need all heads on this rank and kv_heads == heads, got ", o.heads,
+                 " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads; ask for none");
   const int64_t batch = query.size(0), queries = query.size(1), keys = key.size(1), d = o.head_size;
-  AttentionArgs args = this->args(queries, query.device());
+  AttentionArgs args = this->args(is_training(), query.device());
   const bool causal = o.causal || masks.causal;
   args.causal = causal && queries == keys;
   AttentionMasks combined = masks;
@@ -120,7 +144,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
     }
   }
   const Tensor visible = visible_keys(combined, batch, queries, keys, h.q);
-  if (wanted == AttentionWeights::none) return {merge(attention(h.q, h.k, h.v, visible, args)), {}};
+  if (wanted == AttentionWeights::none) return {out_proj(joined(attention(h.q, h.k, h.v, visible, args))), {}};
 
   Variable scores = matmul(h.q, h.k.transpose(2, 3)) * (1 / std::sqrt(double(d)));
   if (args.causal)
@@ -131,7 +155,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
   const Tensor highest = amax(scores.tensor(), {-1}, true), blind = eq(highest, full_like(highest, -INFINITY));
   const Variable visible_weights = masked_fill(softmax(masked_fill(scores, blind, 0), -1), blind, 0);
   const Variable weights = dropout(visible_weights, o.dropout, is_training());
-  return {merge(matmul(weights, h.v)), wanted == AttentionWeights::mean ? mean(weights, {1}) : weights};
+  return {out_proj(joined(matmul(weights, h.v))), wanted == AttentionWeights::mean ? mean(weights, {1}) : weights};
 }
 
 }  // namespace lockstep::nn

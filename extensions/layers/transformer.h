@@ -5,8 +5,8 @@
 //
 //   nn::Transformer model({.width = 64, .heads = 4, .encoder_layers = 2, .decoder_layers = 2});
 //   const Variable y = model(source, target, {.target = {.causal = true}});  // (S, B, 64), (T, B, 64): (T, B, 64)
+#include "extensions/layers/masked_attention.h"
 #include "nn/activation.h"
-#include "nn/attention.h"
 #include "nn/container.h"
 #include "nn/linear.h"
 #include "nn/norm.h"
@@ -41,7 +41,7 @@ struct TransformerEncoderLayer : Layer<TransformerEncoderLayer> {
   std::string options() const override;
 
   Options o;
-  MultiHeadAttention self_attn;
+  MaskedAttention self_attn;
   Linear linear1, linear2;
   LayerNorm norm1, norm2;
   Dropout dropout, dropout1, dropout2;
@@ -74,7 +74,7 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   std::string options() const override;
 
   Options o;
-  MultiHeadAttention self_attn, multihead_attn;
+  MaskedAttention self_attn, multihead_attn;
   Linear linear1, linear2;
   LayerNorm norm1, norm2, norm3;
   Dropout dropout, dropout1, dropout2, dropout3;

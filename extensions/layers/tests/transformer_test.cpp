@@ -1,8 +1,9 @@
 // Transformers: shapes, options, training, rejected calls. Their values are golden cases
-// (tests/golden/called.safetensors).
+// (golden/transformers.safetensors).
 #include <doctest/doctest.h>
 
 #include "autograd/gradcheck.h"
+#include "extensions/layers/transformer.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
@@ -100,16 +101,26 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   entire.to(bf16);
   CHECK(allclose(entire(x.to(bf16), x.to(bf16)).tensor().to(f32), wide, 0.1, 0.1));
   // The returned weights are means over heads and add up to 1.
-  MultiHeadAttention attention({.embed = 8, .heads = 4, .causal = false, .dropout = 0.5, .cross = true});
+  MaskedAttention attention({.embed = 8, .heads = 4, .dropout = 0.5});
   attention.eval();
   const Variable q(randn({2, 3, 8})), k(randn({2, 5, 8}));
   const auto [output, weights] = attention(q, k, k, {}, AttentionWeights::mean);
   CHECK(allclose(sum(weights.tensor(), {2}), ones({2, 3})));
   CHECK(allclose(output.tensor(), attention(q, k, k).output.tensor(), 1e-5, 1e-6));
-  MultiHeadAttention self({.embed = 8, .heads = 4, .causal = false});
+  MaskedAttention self({.embed = 8, .heads = 4, .cross = false}), same({.embed = 8, .heads = 4});
+  MultiHeadAttention plain({.embed = 8, .heads = 4, .causal = false});
+  plain.load_state(self.state());
+  same.load_state(self.state());
   // the same tensor three times is self-attention, although each argument becomes its own Variable
   const Tensor t = randn({2, 3, 8});
-  CHECK(allclose(self(t, t, t).output.tensor(), self(t).tensor(), 1e-5, 1e-6));
+  CHECK(allclose(self(t, t, t).output.tensor(), plain(t).tensor(), 1e-5, 1e-6));
+  CHECK(allclose(same(t, t, t).output.tensor(), plain(t).tensor(), 1e-5, 1e-6));
+  MaskedAttention windowed({.embed = 8, .heads = 4, .causal = true, .cross = false, .window = 2});
+  MultiHeadAttention plain_windowed({.embed = 8, .heads = 4, .window = 2});
+  plain_windowed.load_state(windowed.state());
+  const AttentionOutput out = windowed(t, t, t, {}, AttentionWeights::mean);
+  CHECK(allclose(out.weights.tensor(), plain_windowed.weights(t), 1e-5, 1e-6));
+  CHECK(allclose(out.output.tensor(), plain_windowed(t).tensor(), 1e-5, 1e-6));
   Tensor blind = zeros({3, 5}, {.dtype = boolean});  // a fully masked query gives zeros, and its gradient is defined
   blind.select(0, 1).fill_(1);
   for (const AttentionWeights wanted : {AttentionWeights::none, AttentionWeights::mean}) {
@@ -140,20 +151,20 @@ TEST_CASE("transformer: gradients through masks, in f64") {
 TEST_CASE("transformer: invalid arguments are rejected") {
   TransformerEncoderLayer layer(small_layer());
   TransformerDecoderLayer decoder(small_layer());
-  MultiHeadAttention attention({.embed = 8, .heads = 2, .causal = false}),
-      rotary_one({.embed = 8, .heads = 2, .cross = true});
-  rotary_one.o.rope = std::make_shared<RopeTable>(Rope{}, 4, 16);
+  MaskedAttention attention({.embed = 8, .heads = 2, .cross = false});
   const Variable x(zeros({5, 3, 8})), other(zeros({5, 3, 8}));
   CHECK_ERROR(TransformerEncoderLayer({.width = 8, .heads = 3}),
               "[TransformerEncoderLayer] expected heads to divide width 8, got 3");
   CHECK_ERROR(TransformerDecoderLayer({.width = 0, .heads = 1}), "expected width and inner > 0, got 0");
   CHECK_ERROR(layer(zeros({5, 3, 7})), "[TransformerEncoderLayer] expected input (T, B, 8) or (T, 8), got (5, 3, 7)");
-  CHECK_ERROR(layer(x, {.mask = zeros({4, 4})}),
-              "[MultiHeadAttention] expected a mask (5, 5) or (6, 5, 5), got (4, 4)");
+  CHECK_ERROR(layer(x, {.mask = zeros({4, 4})}), "[MaskedAttention] expected a mask (5, 5) or (6, 5, 5), got (4, 4)");
   CHECK_ERROR(layer(x, {.mask = zeros({5, 5}, {.dtype = i64})}), "expected a mask of bools or floating numbers");
   CHECK_ERROR(layer(x, {.padding = zeros({5, 3})}), "expected a padding mask (3, 5), got (5, 3)");
   CHECK_ERROR(decoder(x, zeros({4, 2, 8})), "[TransformerDecoderLayer] expected memory like the input (5, 3, 8)");
   CHECK_ERROR(attention(x, other, other), "set Options::cross for other sequences");
   CHECK_ERROR(attention(x, x, Variable(zeros({5, 4, 8}))), "expected query (B, T, 8) and key and value (B, S, 8)");
-  CHECK_ERROR(rotary_one(x, other, other), "supports neither rotary positions");
+  CHECK_ERROR(MaskedAttention({.embed = 8, .heads = 3}), "[MaskedAttention] expected heads to divide embed 8");
+  CHECK_ERROR(MaskedAttention({.embed = 8, .heads = 2, .causal = true, .window = 3}),
+              "expected window 0 for attention to other sequences, got 3");
+  CHECK_ERROR(attention.share_sequence(std::make_shared<SequencePart>()), "does not support context parallelism");
 }

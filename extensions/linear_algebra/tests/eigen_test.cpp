@@ -1,5 +1,5 @@
 // Tensors and Eigen matrices that share memory.
-#include "tensor/eigen.h"
+#include "extensions/linear_algebra/eigen.h"
 
 #include <doctest/doctest.h>
 
