@@ -84,23 +84,14 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
   }
 }
 
-<<<<<<< HEAD:dist/schedules/halving_doubling.cpp
-const AlgorithmRules rules::halving_doubling{
-    .visit = by_halves,
-    .has = [](Collective c) { return c < Collective::gather; },  // the collectives listed before gather
-    .has_one_chunk = [](Collective) { return false; },
-    .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
-};
-=======
 std::vector<CollectiveAlgorithm> halving_doubling_algorithm() {
   const AlgorithmRules rules{
       .visit = by_halves,
-      .has = [](Collective c) { return c < Collective::gather; },
+      .has = [](Collective c) { return c < Collective::gather; },  // the collectives listed before gather
       .has_one_chunk = [](Collective) { return false; },
       .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
   };
   return {{"halving_doubling", rules}};
 }
->>>>>>> mb2:extensions/algorithms/halving_doubling.cpp
 
 }  // namespace lockstep::dist

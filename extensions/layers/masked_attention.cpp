@@ -103,21 +103,10 @@ AttentionOutput MaskedAttention::forward(const Variable& query, const Variable& 
   for (const Variable* x : {&query, &key, &value})
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
-<<<<<<< HEAD:nn/cross_attention.cpp
-                   "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
-                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(), "; reshape them");
-  LOCKSTEP_CHECK(
-      is_self || o.cross,
-      "[MultiHeadAttention] expected key and value to be query itself, got others; set Options::cross for those");
-  LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
-                 "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
-                 "context parallelism; leave them out");
-=======
                    "[MaskedAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
-                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
+                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(), "; reshape them");
   LOCKSTEP_CHECK(is_self || cross,
                  "[MaskedAttention] expected key and value to be query itself; set Options::cross for other sequences");
->>>>>>> md2:extensions/layers/masked_attention.cpp
   LOCKSTEP_CHECK(wanted == AttentionWeights::none || (o.all_heads == 0 && o.kv_heads == o.heads),
                  "[MaskedAttention] attention weights need all heads on this rank and kv_heads == heads, got ", o.heads,
                  " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads; ask for none");
