@@ -6,16 +6,16 @@
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "tests/apart.h"
 #include "tests/autograd/loss_inputs.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
+using testing::max_difference;
 
 namespace {
 
 Variable f64_leaf(std::initializer_list<double> values) { return Variable(Tensor::from(values).to(f64), true); }
-
-double max_difference(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
 
 const GradOptions recorded{.create_graph = true};
 

@@ -47,7 +47,7 @@ double Case::number(const std::string& key) const {
   LOCKSTEP_CHECK(arg(key), "the case has no option '", key, "'");
   return number(key, 0);
 }
-double Case::number(const std::string& key, double otherwise) const {
+double Case::number(const std::string& key, double default_value) const {
   const Json* value = arg(key);
   if (!value) return default_value;
   if (value->is_string() && value->as_string() == "inf") return INFINITY;
@@ -55,16 +55,16 @@ double Case::number(const std::string& key, double otherwise) const {
   return value->as_number(name_ + ": " + key);
 }
 int64_t Case::integer(const std::string& key) const { return int64_t(number(key)); }
-int64_t Case::integer(const std::string& key, int64_t otherwise) const {
-  return int64_t(number(key, double(otherwise)));
+int64_t Case::integer(const std::string& key, int64_t default_value) const {
+  return int64_t(number(key, double(default_value)));
 }
-bool Case::flag(const std::string& key, bool otherwise) const {
+bool Case::flag(const std::string& key, bool default_value) const {
   const Json* value = arg(key);
-  return value ? value->as_bool(name_ + ": " + key) : otherwise;
+  return value ? value->as_bool(name_ + ": " + key) : default_value;
 }
-std::string Case::text(const std::string& key, const std::string& otherwise) const {
+std::string Case::text(const std::string& key, const std::string& default_value) const {
   const Json* value = arg(key);
-  return value ? value->as_string(name_ + ": " + key) : otherwise;
+  return value ? value->as_string(name_ + ": " + key) : default_value;
 }
 Dims Case::dims(const std::string& key) const {
   const Json* value = arg(key);

@@ -6,9 +6,11 @@
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "extensions/operations/operations.h"
+#include "tests/apart.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
+using testing::max_difference;
 
 namespace {
 
@@ -17,8 +19,6 @@ Variable random_f64(const Shape& shape) {
   uniform_(x, -1, 1);
   return Variable(x, true);
 }
-
-double max_difference(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
 
 }  // namespace
 

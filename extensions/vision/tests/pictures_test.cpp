@@ -30,7 +30,7 @@ std::map<std::string, Tensor> arrays_of(const std::string& name) {
 std::string text_of(const std::string& path) { return read_file(path, 1 << 20); }
 
 /// The largest difference; infinity if shapes or dtypes differ.
-double max_difference(const Tensor& a, const Tensor& b) {
+double picture_difference(const Tensor& a, const Tensor& b) {
   if (!(a.shape() == b.shape()) || a.dtype() != b.dtype()) return INFINITY;
   return max(abs(sub(a.to(f64), b.to(f64)))).item();
 }
@@ -82,7 +82,7 @@ TEST_CASE("pictures: files are read as Pillow reads them") {
     const Tensor ours = read_image(golden("pictures/" + (gray ? "rgb.png" : name)),
                                    {.mode = gray ? ImageMode::gray : ImageMode::unchanged});
     // The conversion from CMYK is approximate; everything else is exact.
-    CHECK(max_difference(ours, entry.second) <= (name == "cmyk.jpg" ? 1 : 0));
+    CHECK(picture_difference(ours, entry.second) <= (name == "cmyk.jpg" ? 1 : 0));
     ++read;
   }
   CHECK(read == 16);
@@ -94,11 +94,11 @@ TEST_CASE("pictures: modes") {
     return read_image(golden(str("pictures/", name)), {.mode = mode});
   };
   const Tensor rgba = of("rgba.png", ImageMode::unchanged), la = of("gray_alpha.png", ImageMode::unchanged);
-  CHECK(max_difference(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
-  CHECK(max_difference(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
-  CHECK(max_difference(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) ==
+  CHECK(picture_difference(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
+  CHECK(picture_difference(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
+  CHECK(picture_difference(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) ==
         0);
-  CHECK(max_difference(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
+  CHECK(picture_difference(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
   CHECK(min(of("rgb.jpg", ImageMode::rgb_alpha).narrow(0, 3, 1)).item() == 255);
   CHECK(of("rgb.jpg", ImageMode::gray).shape() == Shape{1, 33, 35});
   CHECK(of("palette.png", ImageMode::gray_alpha).size(0) == 2);
@@ -111,8 +111,8 @@ TEST_CASE("pictures: PNG comes back as it was written") {
     for (const auto& [h, w] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 33}}) {
       const Tensor image = ramp(channels, h, w);
       save_png(dir / "a.png", image, int(channels));
-      CHECK(max_difference(read_image(dir / "a.png"), image) == 0);
-      CHECK(max_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) ==
+      CHECK(picture_difference(read_image(dir / "a.png"), image) == 0);
+      CHECK(picture_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) ==
             0);
     }
   CHECK(dir.files() == 2);
@@ -166,7 +166,7 @@ TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to
   const Tensor noise = randint(0, 256, {1, 300, 290}).to(u8);
   const std::string large = encode_jpeg(noise, 100);
   CHECK(large.size() > 3 << 14);
-  CHECK(max_difference(decode_image(as_bytes(large), "large"), noise) <= 3);
+  CHECK(picture_difference(decode_image(as_bytes(large), "large"), noise) <= 3);
   CHECK(encode_jpeg(waves(3, 9, 5).transpose(1, 2)) == encode_jpeg(waves(3, 9, 5).transpose(1, 2).contiguous(), 75));
   CHECK(dir.files() == 1);
   CHECK_ERROR(encode_jpeg(ramp(2, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 2");
@@ -251,7 +251,7 @@ TEST_CASE("pictures: text chunks of a PNG are skipped, not decompressed") {
   const std::string file = png.substr(0, after_header) + chunks + png.substr(after_header);
   PeakMemory::reset();
   const int64_t before = PeakMemory::now();
-  CHECK(max_difference(decode_image(as_bytes(file), "f"), read_image(golden("pictures/rgb.png"))) == 0);
+  CHECK(picture_difference(decode_image(as_bytes(file), "f"), read_image(golden("pictures/rgb.png"))) == 0);
   CHECK(PeakMemory::now() - before < 64 << 20);  // the 30 texts would take 237 MB
 }
 
@@ -311,12 +311,12 @@ TEST_CASE("pictures: transforms match torchvision") {
       if (wanted == expected.end()) continue;
       CAPTURE(wanted->first);
       const Tensor ours = transform(expected.at(kind));
-      CHECK(max_difference(ours, wanted->second) <= (ours.dtype() == u8 ? 0 : 2e-6));
+      CHECK(picture_difference(ours, wanted->second) <= (ours.dtype() == u8 ? 0 : 2e-6));
       ++compared;
     }
   CHECK(compared == 2 * 28 + 3);
-  CHECK(max_difference(equalize(expected.at("dark")), expected.at("equalize_dark_u8")) == 0);
-  CHECK(max_difference(ToTensor()(expected.at("u8")), expected.at("to_tensor")) == 0);
+  CHECK(picture_difference(equalize(expected.at("dark")), expected.at("equalize_dark_u8")) == 0);
+  CHECK(picture_difference(ToTensor()(expected.at("u8")), expected.at("to_tensor")) == 0);
   CHECK(Resize{8}(expected.at("u8")).shape() == Shape{3, 8, 10});
   CHECK(expected.at("shorter_8_u8").to_vector<int64_t>() == std::vector<int64_t>{3, 8, 10});
 }
@@ -324,13 +324,13 @@ TEST_CASE("pictures: transforms match torchvision") {
 TEST_CASE("pictures: edge cases and rejected files") {
   const OnCpu on_cpu;
   const Tensor u = ramp(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
-  CHECK(max_difference(rotate(u, 0), u) == 0);
-  CHECK(max_difference(autocontrast(flat), flat) == 0);
-  CHECK(max_difference(equalize(flat), flat) == 0);
-  CHECK(max_difference(adjust_hue(u, 0), u) <= 1);
-  CHECK(max_difference(resize(flat, 9, 2), full({3, 9, 2}, 9, {.dtype = u8})) == 0);
-  CHECK(max_difference(crop(u, 50, 0, 2, 2, 7), full({3, 2, 2}, 7, {.dtype = u8})) == 0);
-  CHECK(max_difference(posterize(u, 8), u) == 0);
+  CHECK(picture_difference(rotate(u, 0), u) == 0);
+  CHECK(picture_difference(autocontrast(flat), flat) == 0);
+  CHECK(picture_difference(equalize(flat), flat) == 0);
+  CHECK(picture_difference(adjust_hue(u, 0), u) <= 1);
+  CHECK(picture_difference(resize(flat, 9, 2), full({3, 9, 2}, 9, {.dtype = u8})) == 0);
+  CHECK(picture_difference(crop(u, 50, 0, 2, 2, 7), full({3, 2, 2}, 7, {.dtype = u8})) == 0);
+  CHECK(picture_difference(posterize(u, 8), u) == 0);
   CHECK_ERROR(resize(u, 0, 2), "[resize] expected at least 1 x 1 pixels, got 0 x 2");
   CHECK_ERROR(resize(zeros({2, 2}), 2, 2),
               "[resize] expected a picture (channels, height, width), u8 or f32, on the cpu");
