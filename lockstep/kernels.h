@@ -16,6 +16,7 @@
 #include "tensor/complex.h"
 #include "tensor/convert.h"
 #include "tensor/cpu/gemm_tile.h"
+#include "tensor/cpu/images.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/registers.h"
@@ -25,6 +26,7 @@
 #include "tensor/cuda/runtime.h"
 #endif
 #ifdef __CUDACC__
+#include "tensor/cuda/images.h"
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/warp.h"
 #endif
