@@ -79,6 +79,8 @@ Variable linear_add(const Variable& residual, const Variable& x, const Variable&
 Variable max_pool2d(const Variable& x, const PoolArgs& args);
 /// max_pool2d() with the positions of the maxima: i64, h * W + w (PyTorch's return_indices).
 VariableIndices max_pool2d_indices(const Variable& x, const PoolArgs& args);
+/// Gradient of conv2d() with respect to its weight, as an operation that has derivatives itself.
+Variable conv2d_grad_weight_of(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args);
 /// (x - mean) / sqrt(var + eps) * weight + bias over the trailing dims `normalized`, which is also the shape of weight
 /// and bias. Ba, Kiros and Hinton, 2016.
 Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {},

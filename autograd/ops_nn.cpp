@@ -16,19 +16,8 @@ Variable mean_of(const Variable& x, const Dims& dims) { return mean(x, dims, tru
 
 template <class T> T sum_channels(const T& grad) { return sum(grad, {0, 2, 3}); }
 
-/// Differentiable versions of conv2d_grad_input and conv2d_grad_weight. Both are linear in each operand, so their
-/// derivatives are these two functions and conv2d.
-Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args);
-Variable conv2d_grad_weight_of(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
-  return on_tape("conv2d_grad_weight", {&g, &x},
-                 conv2d_grad_weight(g.tensor(), x.tensor(), w_shape, args, false).weight,
-                 [g = Saved(g), x = Saved(x), shape = x.shape(), args](auto& back) {
-                   const Variable weight = back.grad();
-                   const auto kept_g = back.input(0, g), kept_x = back.input(1, x);
-                   if (back.needs(0)) give_value(back, 0, conv2d(kept_x, weight, {}, args));
-                   if (back.needs(1)) give_value(back, 1, conv2d_grad_input_of(kept_g, weight, shape, args));
-                 });
-}
+/// Differentiable versions of conv2d_grad_input and (below) conv2d_grad_weight. Both are linear in each operand, so
+/// their derivatives are these two functions and conv2d.
 Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape& x_shape, const ConvArgs& args) {
   return on_tape("conv2d_grad_input", {&g, &w}, conv2d_grad_input(g.tensor(), w.tensor(), x_shape, args),
                  [g = Saved(g), w = Saved(w), shape = w.shape(), args](auto& back) {
@@ -37,13 +26,6 @@ Variable conv2d_grad_input_of(const Variable& g, const Variable& w, const Shape&
                    if (back.needs(0)) give_value(back, 0, conv2d(x, kept_w, {}, args));
                    if (back.needs(1)) give_value(back, 1, conv2d_grad_weight_of(kept_g, x, shape, args));
                  });
-}
-
-Tensor weight_gradient(const Tensor& g, const Tensor& x, const Shape& w_shape, const ConvArgs& args) {
-  return conv2d_grad_weight(g, x, w_shape, args, false).weight;
-}
-Variable weight_gradient(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
-  return conv2d_grad_weight_of(g, x, w_shape, args);
 }
 
 struct Conv2dBackward {
@@ -71,6 +53,17 @@ struct Conv2dBackward {
 
 }  // namespace
 
+Variable conv2d_grad_weight_of(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
+  return on_tape("conv2d_grad_weight", {&g, &x},
+                 conv2d_grad_weight(g.tensor(), x.tensor(), w_shape, args, false).weight,
+                 [g = Saved(g), x = Saved(x), shape = x.shape(), args](auto& back) {
+                   const Variable weight = back.grad();
+                   const auto kept_g = back.input(0, g), kept_x = back.input(1, x);
+                   if (back.needs(0)) give_value(back, 0, conv2d(kept_x, weight, {}, args));
+                   if (back.needs(1)) give_value(back, 1, conv2d_grad_input_of(kept_g, weight, shape, args));
+                 });
+}
+
 Variable conv2d(const Variable& input, const Variable& weight, const Variable& shift, const ConvArgs& args) {
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
   Tensor out = conv2d(x.tensor(), w.tensor(), tensor_or_none(bias), args);
@@ -88,39 +81,7 @@ Variable conv1d(const Variable& x, const Variable& w, const Variable& bias, int6
   return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
 }
 
-Variable conv_transpose2d(const Variable& input, const Variable& weight, const Variable& shift, const ConvArgs& args,
-                          const Dims& output_padding) {
-  const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
-  Tensor out = conv_transpose2d(x.tensor(), w.tensor(), tensor_or_none(bias), args, output_padding);
-  if (!needs_grad({&x, &w, &bias})) return out;
-  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  // A transposed convolution computes the input gradient of a convolution C. So the gradient with respect to x is C
-  // applied to g, and the gradient with respect to w is C's weight gradient with x and g swapped.
-  return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
-                [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
-                  using T = Value<decltype(back)>;
-                  const T& g = back.grad();
-                  if (back.needs(2)) back.give(2, sum_channels(g));
-                  // Output padding that is below the dilation may be as large as the stride or larger. For each
-                  // whole stride of it, the convolution of g returns an extra pixel, which narrow() removes.
-                  const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
-                  if (back.needs(0))
-                    back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
-                  if (back.needs(1)) {
-                    T from = back.input(0, x);
-                    if (rows + columns > 0) from = pad(from, {0, columns, 0, rows});
-                    back.give(1, weight_gradient(from, g, w_shape, args));
-                  }
-                });
-}
-
 namespace {
-/// Records `out`, the product of `grad` with the transposed Jacobian of `operation`, which must be linear.
-template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
-  if (!needs_grad({&grad})) return out;
-  return record(name, {&grad}, std::move(out),
-                [operation](auto& back) { give_value(back, 0, operation(back.grad())); });
-}
 
 struct MaxPoolBackward {
   Tensor at;
@@ -134,18 +95,6 @@ struct MaxPoolBackward {
   }
 };
 
-/// The derivative of `pool`, which must be linear. `grad` computes the input's gradient from the incoming gradient.
-template <class Pool, class Grad> struct AveragePoolBackward {
-  const char* name;
-  Pool pool;
-  Grad grad;
-
-  void operator()(Backward& back) const { back.give(0, grad(back.grad())); }
-  void operator()(RecordedBackward& back) const {
-    back.give(0, transposed(name, back.grad(), grad(back.grad().tensor()), pool));
-  }
-};
-template <class Pool, class Grad> AveragePoolBackward(const char*, Pool, Grad) -> AveragePoolBackward<Pool, Grad>;
 }  // namespace
 
 Variable max_pool2d(const Variable& x, const PoolArgs& args) {
@@ -157,19 +106,6 @@ Variable max_pool2d(const Variable& x, const PoolArgs& args) {
 VariableIndices max_pool2d_indices(const Variable& x, const PoolArgs& args) {
   const Tensor places = max_pool2d(x.tensor(), args).indices.to(i64).contiguous();
   return {gather(x.flatten(2), 2, places.flatten(2)).reshape(places.shape()), places};
-}
-
-Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
-  const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
-  const auto grad = [args, shape = x.shape()](const Tensor& g) { return avg_pool2d_grad(g, shape, args); };
-  return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), AveragePoolBackward{"avg_pool2d_grad", pool, grad});
-}
-
-Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
-  const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
-  const auto grad = [shape = x.shape()](const Tensor& g) { return adaptive_avg_pool2d_grad(g, shape); };
-  return on_tape("adaptive_avg_pool2d", {&x}, adaptive_avg_pool2d(x.tensor(), height, width),
-                 AveragePoolBackward{"adaptive_avg_pool2d_grad", pool, grad});
 }
 
 namespace {

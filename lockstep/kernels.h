@@ -18,6 +18,7 @@
 #include "tensor/conv_backend.h"
 #include "tensor/convert.h"
 #include "tensor/cpu/gemm_tile.h"
+#include "tensor/cpu/images.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/registers.h"
@@ -30,6 +31,7 @@
 #include "optim/cuda/step_update.h"
 #include "tensor/cuda/chunks.h"
 #include "tensor/cuda/element.h"
+#include "tensor/cuda/images.h"
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/warp.h"
 #endif

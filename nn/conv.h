@@ -118,32 +118,4 @@ struct MaxPool2d : pools::AnyPool<MaxPool2d> {
   VariableIndices with_indices(const Variable& x) { return max_pool2d_indices(x, args); }
 };
 
-/// Mean of each window; with count_include_pad, padding counts as zeros.
-struct AvgPool2d : pools::AnyPool<AvgPool2d> {
-  struct Options {
-    Pair kernel = 2;
-    std::optional<Pair> stride = {};
-    Pair padding = 0;
-    bool ceil_mode = false, count_include_pad = true;
-  };
-  AvgPool2d() : AvgPool2d(Options()) {}
-  explicit AvgPool2d(const Options& o) : AnyPool(pools::args_of(o.kernel, o.stride, o.padding, Pair(1), o.ceil_mode)) {
-    args.count_include_pad = o.count_include_pad;
-  }
-  Variable forward(const Variable& x) { return avg_pool2d(x, args); }
-};
-
-/// Mean of each of `output` windows (-1: as many as the input has pixels). The windows have nearly equal sizes and
-/// together cover the input.
-struct AdaptiveAvgPool2d : Layer<AdaptiveAvgPool2d> {
-  struct Options {
-    Pair output = 1;
-  };
-  AdaptiveAvgPool2d() : AdaptiveAvgPool2d(Options()) {}
-  explicit AdaptiveAvgPool2d(const Options& o) : output(o.output) {}
-  Variable forward(const Variable& x) { return adaptive_avg_pool2d(x, output[0], output[1]); }
-  std::string options() const override { return str("output ", output); }
-  Dims output;
-};
-
 }  // namespace lockstep::nn

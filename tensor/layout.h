@@ -1,6 +1,7 @@
 #pragma once
 // Memory layouts of images. Images have shape (N, C, H, W), and lie in memory row-major or "channels last" (with the
 // strides of (N, H, W, C)). Convolution and pooling take both layouts, and results have the layout of the input.
+#include "tensor/kernel_args.h"
 #include "tensor/tensor.h"
 
 namespace lockstep {
@@ -14,6 +15,16 @@ inline bool is_channels_last(const Tensor& x) {
 
 /// x itself if it has one of the two layouts, else a row-major copy.
 inline Tensor as_images(const Tensor& x) { return is_channels_last(x) ? x : x.contiguous(); }
+
+/// An image tensor of shape s without values, in one of the two layouts, with the dtype and device of `like`.
+Tensor empty_images(const Shape& s, const Tensor& like, bool channels_last);
+/// Error unless x is floating and (N, C, H, W). op: the operation's name in Errors, here and below.
+void check_images(const char* op, const Tensor& x);
+/// Error unless an option has two values of at least `least`; name: the option's name.
+void check_pair(const char* op, const char* name, const Dims& pair, int64_t least);
+/// Checks the options of a pooling; returns the shape of its result for an input of shape x. ceil_mode rounds up, but
+/// leaves out a window that would start after the last input.
+Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args);
 
 /// Sizes of a convolution: n images of h x w pixels with c channels per group; weights r x s; k output channels per
 /// group; outputs of p x q.

@@ -193,10 +193,6 @@ WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Sha
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args);
 /// Gradient of max_pool2d(): adds each output's gradient at the position of its maximum; zeros elsewhere.
 Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape);
-/// Gradient of avg_pool2d().
-Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args);
-/// Gradient of adaptive_avg_pool2d().
-Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
 /// Gradient of softmax() (or log_softmax() if `log`) along dim, from its output y.
 Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
 /// A norm's output, and the statistics that its gradient needs, in f32 (f64 for an f64 input). rstd is

@@ -6,14 +6,12 @@
 #include "tensor/ops_common.h"
 
 namespace lockstep {
-namespace {
 
 Tensor empty_images(const Shape& s, const Tensor& like, bool channels_last) {
   const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
   return channels_last ? empty({s[0], s[2], s[3], s[1]}, options).permute({0, 3, 1, 2}) : empty(s, options);
 }
 
-/// Error unless x is floating and (N, C, H, W).
 void check_images(const char* op, const Tensor& x) {
   check_floating(op, x);
   LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape(), "; unsqueeze() it");
@@ -23,6 +21,28 @@ void check_pair(const char* op, const char* name, const Dims& pair, int64_t leas
   LOCKSTEP_CHECK(pair.rank() == 2 && pair[0] >= least && pair[1] >= least, "[", op, "] expected 2 values >= ", least,
                  " for ", name, ", got ", pair);
 }
+
+Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
+  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
+  check_pair(op, "kernel", args.kernel, 1);
+  check_pair(op, "stride", args.stride, 1);
+  check_pair(op, "padding", args.padding, 0);
+  check_pair(op, "dilation", args.dilation, 1);
+  Shape out{x[0], x[1]};
+  for (int d = 0; d < 2; ++d) {
+    const int64_t reach = args.dilation[d] * (args.kernel[d] - 1) + 1, free = x[d + 2] + 2 * args.padding[d] - reach;
+    LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ",
+                   args.padding, " for kernel ", args.kernel);
+    LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel,
+                   ", padding ", args.padding, " for input ", x);
+    int64_t size = (free + (args.ceil_mode ? args.stride[d] - 1 : 0)) / args.stride[d] + 1;
+    if (args.ceil_mode && (size - 1) * args.stride[d] >= x[d + 2] + args.padding[d]) --size;
+    out.push_back(size);
+  }
+  return out;
+}
+
+namespace {
 
 /// Checks all arguments of a convolution; returns the result's shape.
 Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs& args) {
@@ -106,74 +126,7 @@ WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Sha
   return out;
 }
 
-Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args,
-                        const Dims& output_padding) {
-  const char* op = "conv_transpose2d";
-  check_operands(op, x, w);
-  check_pair(op, "stride", args.stride, 1);
-  check_pair(op, "padding", args.padding, 0);
-  check_pair(op, "dilation", args.dilation, 1);
-  check_pair(op, "output_padding", output_padding, 0);
-  LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op,
-                 "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(), " and ",
-                 w.shape(), "; unsqueeze() adds a missing dim");
-  LOCKSTEP_CHECK(args.groups >= 1 && w.size(0) % args.groups == 0, "[", op, "] expected groups that divide the ",
-                 w.size(0), " input channels, got ", args.groups);
-  LOCKSTEP_CHECK(x.size(1) == w.size(0), "[", op, "] expected an input with ", w.size(0), " channels (weight ",
-                 w.shape(), ", groups ", args.groups, "), got ", x.shape(), "; change the weight, or groups");
-  Shape shape{x.size(0), w.size(1) * args.groups};
-  for (int d = 0; d < 2; ++d) {
-    LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
-                   "] expected output_padding below the larger of stride and dilation, got ", output_padding);
-    shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
-                    args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
-    LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ",
-                   shape, " for input ", x.shape(), "; use a larger input or less padding");
-  }
-  check_bias(op, bias, x, shape[1]);
-  if (bias.defined() && size_of(x.dtype()) == 2)
-    // Add the bias in f32, so that the sum is rounded only once.
-    return conv_transpose2d(x.to(f32), w.to(f32), bias.to(f32), args, output_padding).to(x.dtype());
-  const Tensor images = as_images(x);
-  Tensor out = empty_images(shape, x, is_channels_last(images));
-  MacCounter::add(x.numel() * w.size(1) * w.size(2) * w.size(3));
-  kernels::conv2d_grad_input(x.device(), images, w.contiguous(), args, out);
-  if (bias.defined()) add_(out, bias.view({shape[1], 1, 1}));
-  return out;
-}
-
 // --- pooling ---
-namespace {
-
-/// Shape of a pooling's result. ceil_mode rounds up, but leaves out a window that would start after the last input.
-Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
-  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x, "; unsqueeze() it");
-  check_pair(op, "kernel", args.kernel, 1);
-  check_pair(op, "stride", args.stride, 1);
-  check_pair(op, "padding", args.padding, 0);
-  check_pair(op, "dilation", args.dilation, 1);
-  Shape out{x[0], x[1]};
-  for (int d = 0; d < 2; ++d) {
-    const int64_t reach = args.dilation[d] * (args.kernel[d] - 1) + 1, free = x[d + 2] + 2 * args.padding[d] - reach;
-    LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ",
-                   args.padding, " for kernel ", args.kernel);
-    LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel,
-                   ", padding ", args.padding, " for input ", x, "; use more padding, or a smaller kernel");
-    int64_t size = (free + (args.ceil_mode ? args.stride[d] - 1 : 0)) / args.stride[d] + 1;
-    if (args.ceil_mode && (size - 1) * args.stride[d] >= x[d + 2] + args.padding[d]) --size;
-    out.push_back(size);
-  }
-  return out;
-}
-
-/// Checks a pooling's gradient, and makes it row-major or channels-last if it is neither.
-Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
-  check_images(op, grad);
-  LOCKSTEP_CHECK(grad.shape() == shape, "[", op, "] expected a gradient ", shape, ", got ", grad.shape());
-  return as_images(grad);
-}
-
-}  // namespace
 
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
   check_images("max_pool2d", x);
@@ -205,45 +158,6 @@ Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& i
   }
   Tensor out = empty_images(input_shape, grad, last);
   kernels::max_pool2d_grad(grad.device(), images, places, out);
-  return out;
-}
-
-Tensor avg_pool2d(const Tensor& x, const PoolArgs& args) {
-  check_images("avg_pool2d", x);
-  const Shape shape = pool_shape("avg_pool2d", x.shape(), args);
-  LOCKSTEP_CHECK(args.dilation == Dims({1, 1}), "[avg_pool2d] expected dilation (1, 1), got ", args.dilation);
-  const Tensor images = as_images(x);
-  Tensor out = empty_images(shape, x, is_channels_last(images));
-  kernels::avg_pool2d(x.device(), images, args, out);
-  return out;
-}
-
-Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args) {
-  const Tensor images = grad_images("avg_pool2d_grad", grad, pool_shape("avg_pool2d_grad", input_shape, args));
-  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
-  kernels::avg_pool2d_grad(grad.device(), images, args, out);
-  return out;
-}
-
-Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
-  check_images("adaptive_avg_pool2d", x);
-  LOCKSTEP_CHECK(height >= 1 && width >= 1, "[adaptive_avg_pool2d] expected sizes >= 1, got ", height, " and ", width);
-  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ", x.shape(),
-                 "; leave empty images out");
-  const Tensor images = as_images(x);
-  Tensor out = empty_images({x.size(0), x.size(1), height, width}, x, is_channels_last(images));
-  kernels::adaptive_avg_pool2d(x.device(), images, out);
-  return out;
-}
-
-Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape) {
-  check_images("adaptive_avg_pool2d_grad", grad);
-  LOCKSTEP_CHECK(input_shape.rank() == 4, "[adaptive_avg_pool2d_grad] expected an input shape (N, C, H, W), got ",
-                 input_shape);
-  const Tensor images =
-      grad_images("adaptive_avg_pool2d_grad", grad, {input_shape[0], input_shape[1], grad.size(2), grad.size(3)});
-  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
-  kernels::adaptive_avg_pool2d_grad(grad.device(), images, out);
   return out;
 }
 

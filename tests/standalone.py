@@ -43,7 +43,7 @@ def main(build):
             """Every installed header compiles by itself, with only -I, but those for nvcc."""
             include = prefix / "include" / "lockstep"
             eigen = include / "extensions" / "linear_algebra" / "eigen.h"  # needs Eigen, which its users have
-            for_nvcc = [include / "tensor" / "cuda" / name for name in ("device_math.h", "element.h", "simt.h", "vector.h", "warp.h")]
+            for_nvcc = [include / "tensor" / "cuda" / name for name in ("device_math.h", "element.h", "images.h", "nest.h", "simt.h", "vector.h", "warp.h")]
             for_nvcc += (include / "optim" / "cuda").glob("*.h")
             text = "".join(f'#include "{h.relative_to(include)}"\n' for h in sorted(include.rglob("*.h")) if h not in [eigen, *for_nvcc] and "cudasim" not in h.parts)
             (work / "all.cpp").write_text(text)

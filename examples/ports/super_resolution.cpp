@@ -1,6 +1,7 @@
 // Enlarges digits from 14 x 14 to 28 x 28 pixels with a sub-pixel convolution (Shi et al., 2016).
 //   build/examples/super_resolution --steps 100
 #include <lockstep/layers.h>
+#include <lockstep/vision.h>
 
 #include "examples/ports/port.h"
 

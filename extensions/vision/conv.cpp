@@ -6,9 +6,29 @@
 #include <algorithm>
 
 #include "autograd/autocast.h"
+#include "autograd/recorded.h"
+#include "autograd/tape.h"
+#include "tensor/flops.h"
+#include "tensor/kernels.h"
+#include "tensor/layout.h"
+#include "tensor/ops_common.h"
 
 namespace lockstep {
 namespace {
+
+/// Error unless a has the dtype and device of x.
+void check_like_type(const char* op, const Tensor& a, const Tensor& x) {
+  check_floating(op, a);
+  check_same_dtype(op, x, a);
+  check_same_device(op, x, a);
+}
+
+Tensor weight_gradient(const Tensor& g, const Tensor& x, const Shape& w_shape, const ConvArgs& args) {
+  return conv2d_grad_weight(g, x, w_shape, args, false).weight;
+}
+Variable weight_gradient(const Variable& g, const Variable& x, const Shape& w_shape, const ConvArgs& args) {
+  return conv2d_grad_weight_of(g, x, w_shape, args);
+}
 
 void check_triple(const char* op, const char* name, const Dims& triple, int64_t least) {
   LOCKSTEP_CHECK(triple.rank() == 3 && *std::min_element(triple.begin(), triple.end()) >= least, "[", op,
@@ -32,6 +52,74 @@ ConvArgs behind_depth(const ConvArgs& a) {
 }
 
 }  // namespace
+
+Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args,
+                        const Dims& output_padding) {
+  const char* op = "conv_transpose2d";
+  check_floating(op, x);
+  check_like_type(op, w, x);
+  check_pair(op, "stride", args.stride, 1);
+  check_pair(op, "padding", args.padding, 0);
+  check_pair(op, "dilation", args.dilation, 1);
+  check_pair(op, "output_padding", output_padding, 0);
+  LOCKSTEP_CHECK(x.dim() == 4 && w.dim() == 4, "[", op,
+                 "] expected an input (N, C, H, W) and a weight (C, K / groups, R, S), got ", x.shape(), " and ",
+                 w.shape());
+  LOCKSTEP_CHECK(args.groups >= 1 && w.size(0) % args.groups == 0, "[", op, "] expected groups that divide the ",
+                 w.size(0), " input channels, got ", args.groups);
+  LOCKSTEP_CHECK(x.size(1) == w.size(0), "[", op, "] expected an input with ", w.size(0), " channels (weight ",
+                 w.shape(), ", groups ", args.groups, "), got ", x.shape());
+  Shape shape{x.size(0), w.size(1) * args.groups};
+  for (int d = 0; d < 2; ++d) {
+    LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
+                   "] expected output_padding below the larger of stride and dilation, got ", output_padding);
+    shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
+                    args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
+    LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ",
+                   shape, " for input ", x.shape(), "; use a larger input or less padding");
+  }
+  if (bias.defined()) {
+    check_like_type(op, bias, x);
+    LOCKSTEP_CHECK(bias.shape() == Shape{shape[1]}, "[", op, "] expected a bias ", Shape{shape[1]}, ", got ",
+                   bias.shape());
+  }
+  if (bias.defined() && size_of(x.dtype()) == 2)
+    // Add the bias in f32, so that the sum is rounded only once.
+    return conv_transpose2d(x.to(f32), w.to(f32), bias.to(f32), args, output_padding).to(x.dtype());
+  const Tensor images = as_images(x);
+  Tensor out = empty_images(shape, x, is_channels_last(images));
+  MacCounter::add(x.numel() * w.size(1) * w.size(2) * w.size(3));
+  kernels::conv2d_grad_input(x.device(), images, w.contiguous(), args, out);
+  if (bias.defined()) add_(out, bias.view({shape[1], 1, 1}));
+  return out;
+}
+
+Variable conv_transpose2d(const Variable& input, const Variable& weight, const Variable& shift, const ConvArgs& args,
+                          const Dims& output_padding) {
+  const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
+  Tensor out =
+      conv_transpose2d(x.tensor(), w.tensor(), bias.defined() ? bias.tensor() : Tensor(), args, output_padding);
+  if (!needs_grad({&x, &w, &bias})) return out;
+  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
+  // A transposed convolution computes the input gradient of a convolution C. So the gradient with respect to x is C
+  // applied to g, and the gradient with respect to w is C's weight gradient with x and g swapped.
+  return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
+                [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
+                  using T = Value<decltype(back)>;
+                  const T& g = back.grad();
+                  if (back.needs(2)) back.give(2, sum(g, {0, 2, 3}));
+                  // Output padding that is below the dilation may be as large as the stride or larger. For each
+                  // whole stride of it, the convolution of g returns an extra pixel, which narrow() removes.
+                  const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
+                  if (back.needs(0))
+                    back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
+                  if (back.needs(1)) {
+                    T from = back.input(0, x);
+                    if (rows + columns > 0) from = pad(from, {0, columns, 0, rows});
+                    back.give(1, weight_gradient(from, g, w_shape, args));
+                  }
+                });
+}
 
 Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, const ConvArgs& args) {
   check_volumes("conv3d", "(K, C / groups, T, R, S)", x, w, args);

@@ -1,11 +1,19 @@
 #pragma once
-// 3-d and transposed convolutions, composed of conv2d and conv_transpose2d, and layers of them: for signals (N, C, L),
+// 3-d and transposed convolutions, computed by conv2d and its gradients, and layers of them: for signals (N, C, L),
 // images (N, C, H, W) and volumes (N, C, D, H, W). Options of a 3-d convolution have three values: for depth, height
 // and width. Below, (T, R, S) is the kernel's depth, height and width.
 #include "autograd/ops.h"
 #include "nn/conv.h"
 
 namespace lockstep {
+
+/// Transposed convolution, the gradient of conv2d with respect to its input: x (N, C, H, W), w (C, K / groups, R, S),
+/// bias (K) or undefined. Returns (N, K, P, Q), where
+/// P = (H - 1) stride - 2 padding + dilation (R - 1) + output_padding + 1, and Q likewise.
+Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias = {}, const ConvArgs& args = {},
+                        const Dims& output_padding = {0, 0});
+Variable conv_transpose2d(const Variable& x, const Variable& w, const Variable& bias = {}, const ConvArgs& args = {},
+                          const Dims& output_padding = {0, 0});
 
 /// Default options of a 3-d convolution: stride 1, no padding, no dilation.
 inline ConvArgs conv_args3() { return {.stride = {1, 1, 1}, .padding = {0, 0, 0}, .dilation = {1, 1, 1}}; }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "autograd/ops.h"
+#include "extensions/vision/average.h"
 #include "extensions/vision/conv.h"
 #include "nn/conv.h"
 
@@ -60,10 +61,14 @@ template <int n> struct AvgPool : pools::AnyPool<AvgPool<n>> {
       : pools::AnyPool<AvgPool>(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), o.ceil_mode)) {
     this->args.count_include_pad = o.count_include_pad;
   }
-  Variable forward(const Variable& x) { return avg_pool(x, this->args); }
+  Variable forward(const Variable& x) {
+    if constexpr (n == 2) return avg_pool2d(x, this->args);
+    else return avg_pool(x, this->args);
+  }
   std::string kind() const override { return str("AvgPool", n, "d"); }
 };
 using AvgPool1d = AvgPool<1>;  ///< input (N, C, L)
+using AvgPool2d = AvgPool<2>;  ///< input (N, C, H, W)
 using AvgPool3d = AvgPool<3>;  ///< input (N, C, D, H, W)
 
 /// (sum of x^p)^(1/p) over each window.
@@ -102,6 +107,7 @@ template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
   std::string kind() const override { return str("AdaptiveAvgPool", n, "d"); }
 };
 using AdaptiveAvgPool1d = AdaptiveAvgPool<1>;  ///< input (N, C, L)
+using AdaptiveAvgPool2d = AdaptiveAvgPool<2>;  ///< input (N, C, H, W)
 using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;  ///< input (N, C, D, H, W)
 /// Maximum of each window. The windows have nearly equal sizes and together cover the input.
 template <int n> struct AdaptiveMaxPool : AdaptivePool<AdaptiveMaxPool<n>, n> {

@@ -17,6 +17,7 @@ struct Divider {
     while (shift < 31 && (uint32_t(1) << shift) < by) ++shift;
     magic = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - by)) / by + 1);
   }
+  /// n / by.
   __device__ uint32_t divide(uint32_t n) const { return (uint32_t(uint64_t(n) * magic >> 32) + n) >> shift; }
 };
 
@@ -31,6 +32,7 @@ struct AnyDivider {
 
   AnyDivider(int64_t by, bool narrow)
       : by(std::max<int64_t>(by, 1)), narrow(narrow), fast(narrow ? Divider(uint32_t(this->by)) : Divider()) {}
+  /// n / by.
   __device__ int64_t divide(int64_t n) const { return narrow ? int64_t(fast.divide(uint32_t(n))) : n / by; }
 };
 

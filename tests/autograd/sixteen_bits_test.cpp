@@ -24,10 +24,6 @@ const std::vector<SixteenBitsRow> sixteen_bits_rows = {
     {"layer_norm", [](const Inputs& x) { return layer_norm(x[0], {5}, x[1], x[1]); }},
     {"rms_norm", [](const Inputs& x) { return rms_norm(x[0], x[1]); }},
     {"batch_norm", [](const Inputs& x) { return batch_norm(x[0], x[1], x[1], {}, {}, true); }},
-    {"conv_transpose2d with bias",
-     [](const Inputs& x) {
-       return conv_transpose2d(x[0].t().reshape({1, 5, 6, 1}), x[1].reshape({5, 1, 1, 1}), x[1].narrow(0, 0, 1));
-     }},
     {"mse_loss", [](const Inputs& x) { return mse_loss(half_of(x[0], true), half_of(x[0], false)); }},
     {"mse_loss sum",
      [](const Inputs& x) { return mse_loss(half_of(x[0], true), half_of(x[0], false), Reduction::sum); }},

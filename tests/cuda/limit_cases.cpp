@@ -243,15 +243,6 @@ void add_layers(std::vector<LimitCase>& cases) {
       {"gradient of max pool",
        {{{1, 2, 16}}, {{1, 1, 8}}},
        [](T in) { return T{max_pool2d_grad(in[1], max_pool2d(in[0], {}).indices, in[0].shape())}; }},
-      unary("average pool", {{2, 8, 16}},
-            [](const Tensor& a) {
-              return avg_pool2d(a, {.padding = {1, 1}});
-            }),
-      unary("gradient of average pool", {{2, 4, 8}},
-            [](const Tensor& g) {
-              return avg_pool2d_grad(g, {g.size(0), 2, 8, 16}, {});
-            }),
-      unary("adaptive pool", {{2, 8, 16}}, [](const Tensor& a) { return adaptive_avg_pool2d(a, 3, 5); }),
   };
   cases.insert(cases.end(), all.begin(), all.end());
   for (const DType dtype : {f16, f32}) {  // with tensor cores and without

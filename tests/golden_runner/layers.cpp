@@ -64,12 +64,6 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
                             c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
                             pair(c, "padding", 0), pair(c, "dilation", 1), c.flag("ceil_mode", false)});
   };
-  t["AvgPool2d"] = [](const Case& c) {
-    return make<AvgPool2d>({pair(c, "kernel_size", 2),
-                            c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
-                            pair(c, "padding", 0), c.flag("ceil_mode", false), c.flag("count_include_pad", true)});
-  };
-  t["AdaptiveAvgPool2d"] = [](const Case& c) { return make<AdaptiveAvgPool2d>({pair(c, "output", 1)}); };
   t["GELU"] = [](const Case& c) {
     return make<GELU>({c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
   };

@@ -128,19 +128,11 @@ std::map<std::string, Run> make_table() {
                     .stride = c.dims("stride"),
                     .padding = c.dims("padding"),
                     .dilation = c.arg("dilation") ? c.dims("dilation") : Dims{1, 1},
-                    .ceil_mode = c.flag("ceil_mode", false),
-                    .count_include_pad = c.flag("count_include_pad", true)};
+                    .ceil_mode = c.flag("ceil_mode", false)};
   };
   t["linear"] = [=](In in, Of) { return Outputs{linear(in[0], in[1], optional(in, 2))}; };
   t["conv2d"] = [=](In in, Of c) { return Outputs{conv2d(in[0], in[1], optional(in, 2), conv(c))}; };
-  t["conv_transpose2d"] = [=](In in, Of c) {
-    return Outputs{conv_transpose2d(in[0], in[1], optional(in, 2), conv(c), c.dims("output_padding"))};
-  };
   t["max_pool2d"] = [=](In in, Of c) { return Outputs{max_pool2d(in[0], pool(c))}; };
-  t["avg_pool2d"] = [=](In in, Of c) { return Outputs{avg_pool2d(in[0], pool(c))}; };
-  t["adaptive_avg_pool2d"] = [](In in, Of c) {
-    return Outputs{adaptive_avg_pool2d(in[0], c.dims("size")[0], c.dims("size")[1])};
-  };
   t["layer_norm"] = [=](In in, Of c) {
     return Outputs{layer_norm(in[0], c.dims("shape"), optional(in, 1), optional(in, 2), c.number("eps"))};
   };

@@ -164,9 +164,39 @@ void add_convolutions(Table& t) {
   add_unpool<MaxUnpool3d, 3>(t, "MaxUnpool3d");
 }
 
+void add_images(Functions& functions) {
+  functions.ops["conv_transpose2d"] = [](const Inputs& in, const Case& c) {
+    const ConvArgs args{.stride = c.dims("stride"),
+                        .padding = c.dims("padding"),
+                        .dilation = c.dims("dilation"),
+                        .groups = c.integer("groups", 1)};
+    return Outputs{conv_transpose2d(in[0], in[1], in.size() > 2 ? in[2] : Variable(), args, c.dims("output_padding"))};
+  };
+  functions.ops["avg_pool2d"] = [](const Inputs& in, const Case& c) {
+    return Outputs{avg_pool2d(in[0], {.kernel = c.dims("kernel"),
+                                      .stride = c.dims("stride"),
+                                      .padding = c.dims("padding"),
+                                      .ceil_mode = c.flag("ceil_mode", false),
+                                      .count_include_pad = c.flag("count_include_pad", true)})};
+  };
+  functions.ops["adaptive_avg_pool2d"] = [](const Inputs& in, const Case& c) {
+    return Outputs{adaptive_avg_pool2d(in[0], c.dims("size")[0], c.dims("size")[1])};
+  };
+  functions.layers["AvgPool2d"] = [](const Case& c) {
+    const Pair kernel = size<2>(c, "kernel_size", 2);
+    return std::make_unique<AvgPool2d>(AvgPool2d::Options{kernel, c.arg("stride") ? size<2>(c, "stride", 1) : kernel,
+                                                          size<2>(c, "padding", 0), c.flag("ceil_mode", false),
+                                                          c.flag("count_include_pad", true)});
+  };
+  functions.layers["AdaptiveAvgPool2d"] = [](const Case& c) {
+    return std::make_unique<AdaptiveAvgPool2d>(AdaptiveAvgPool2d::Options{size<2>(c, "output", 1)});
+  };
+}
+
 }  // namespace
 
 void add_vision(Functions& functions) {
+  add_images(functions);
   add_convolutions(functions.called);
   add_functions(functions.called);
   functions.layers["LocalResponseNorm"] = [](const Case& c) {

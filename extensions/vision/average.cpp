@@ -1,0 +1,104 @@
+// Average pooling of images: checks, layouts, derivatives. See average.h.
+#include "extensions/vision/average.h"
+
+#include "autograd/recorded.h"
+#include "autograd/tape.h"
+#include "extensions/vision/average_kernels.h"
+#include "tensor/layout.h"
+
+namespace lockstep {
+
+namespace kernels {
+constinit const Op<AveragePool2d> avg_pool2d{"avg_pool2d", on_cpu::avg_pool2d, LOCKSTEP_ON_CUDA(on_cuda::avg_pool2d)};
+constinit const Op<AveragePool2dGrad> avg_pool2d_grad{"avg_pool2d_grad", on_cpu::avg_pool2d_grad,
+                                                      LOCKSTEP_ON_CUDA(on_cuda::avg_pool2d_grad)};
+constinit const Op<AdaptiveAveragePool2d> adaptive_avg_pool2d{"adaptive_avg_pool2d", on_cpu::adaptive_avg_pool2d,
+                                                              LOCKSTEP_ON_CUDA(on_cuda::adaptive_avg_pool2d)};
+constinit const Op<AdaptiveAveragePool2dGrad> adaptive_avg_pool2d_grad{
+    "adaptive_avg_pool2d_grad", on_cpu::adaptive_avg_pool2d_grad, LOCKSTEP_ON_CUDA(on_cuda::adaptive_avg_pool2d_grad)};
+}  // namespace kernels
+
+namespace {
+
+/// Checks a pooling's gradient, and makes it row-major or channels-last if it is neither.
+Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
+  check_images(op, grad);
+  LOCKSTEP_CHECK(grad.shape() == shape, "[", op, "] expected a gradient ", shape, ", got ", grad.shape());
+  return as_images(grad);
+}
+
+/// Records `out`, the product of `grad` with the transposed Jacobian of `operation`, which must be linear.
+template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
+  if (!needs_grad({&grad})) return out;
+  return record(name, {&grad}, std::move(out),
+                [operation](auto& back) { give_value(back, 0, operation(back.grad())); });
+}
+
+/// The derivative of `pool`, which must be linear. `grad` computes the input's gradient from the incoming gradient.
+template <class Pool, class Grad> struct AveragePoolBackward {
+  const char* name;
+  Pool pool;
+  Grad grad;
+
+  void operator()(Backward& back) const { back.give(0, grad(back.grad())); }
+  void operator()(RecordedBackward& back) const {
+    back.give(0, transposed(name, back.grad(), grad(back.grad().tensor()), pool));
+  }
+};
+template <class Pool, class Grad> AveragePoolBackward(const char*, Pool, Grad) -> AveragePoolBackward<Pool, Grad>;
+
+}  // namespace
+
+Tensor avg_pool2d(const Tensor& x, const PoolArgs& args) {
+  check_images("avg_pool2d", x);
+  const Shape shape = pool_shape("avg_pool2d", x.shape(), args);
+  LOCKSTEP_CHECK(args.dilation == Dims({1, 1}), "[avg_pool2d] expected dilation (1, 1), got ", args.dilation);
+  const Tensor images = as_images(x);
+  Tensor out = empty_images(shape, x, is_channels_last(images));
+  kernels::avg_pool2d(x.device(), images, args, out);
+  return out;
+}
+
+Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args) {
+  const Tensor images = grad_images("avg_pool2d_grad", grad, pool_shape("avg_pool2d_grad", input_shape, args));
+  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
+  kernels::avg_pool2d_grad(grad.device(), images, args, out);
+  return out;
+}
+
+Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
+  check_images("adaptive_avg_pool2d", x);
+  LOCKSTEP_CHECK(height >= 1 && width >= 1, "[adaptive_avg_pool2d] expected sizes >= 1, got ", height, " and ", width);
+  LOCKSTEP_CHECK(x.size(2) >= 1 && x.size(3) >= 1, "[adaptive_avg_pool2d] expected at least one pixel, got ",
+                 x.shape());
+  const Tensor images = as_images(x);
+  Tensor out = empty_images({x.size(0), x.size(1), height, width}, x, is_channels_last(images));
+  kernels::adaptive_avg_pool2d(x.device(), images, out);
+  return out;
+}
+
+Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape) {
+  check_images("adaptive_avg_pool2d_grad", grad);
+  LOCKSTEP_CHECK(input_shape.rank() == 4, "[adaptive_avg_pool2d_grad] expected an input shape (N, C, H, W), got ",
+                 input_shape);
+  const Tensor images =
+      grad_images("adaptive_avg_pool2d_grad", grad, {input_shape[0], input_shape[1], grad.size(2), grad.size(3)});
+  Tensor out = empty_images(input_shape, grad, is_channels_last(images));
+  kernels::adaptive_avg_pool2d_grad(grad.device(), images, out);
+  return out;
+}
+
+Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
+  const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
+  const auto grad = [args, shape = x.shape()](const Tensor& g) { return avg_pool2d_grad(g, shape, args); };
+  return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), AveragePoolBackward{"avg_pool2d_grad", pool, grad});
+}
+
+Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
+  const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
+  const auto grad = [shape = x.shape()](const Tensor& g) { return adaptive_avg_pool2d_grad(g, shape); };
+  return on_tape("adaptive_avg_pool2d", {&x}, adaptive_avg_pool2d(x.tensor(), height, width),
+                 AveragePoolBackward{"adaptive_avg_pool2d_grad", pool, grad});
+}
+
+}  // namespace lockstep
