@@ -10,7 +10,6 @@
 #include "base/environment.h"
 #include "base/output_file.h"
 #include "base/printable.h"
-#include "base/quantity.h"
 #include "base/suggest.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/tensor_file.h"

@@ -8,10 +8,10 @@
 #include <optional>
 #include <set>
 
-#include "base/quantity.h"
 #include "base/suggest.h"
 #include "extensions/device_map/parts.h"
-#include "extensions/svg/svg.h"
+#include "extensions/figures/quantity.h"
+#include "extensions/figures/svg.h"
 #include "tensor/memory.h"
 
 namespace lockstep::device_map {

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "base/quantity.h"
-#include "extensions/svg/svg.h"
+#include "extensions/figures/quantity.h"
+#include "extensions/figures/svg.h"
 
 namespace lockstep::report {
 namespace {

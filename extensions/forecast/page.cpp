@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/quantity.h"
 #include "base/suggest.h"
-#include "extensions/svg/svg.h"
+#include "extensions/figures/quantity.h"
+#include "extensions/figures/svg.h"
 
 namespace lockstep::report {
 namespace {

@@ -10,7 +10,7 @@
 #include "base/suggest.h"
 #include "data/file_calls.h"
 #include "data/files.h"
-#include "extensions/svg/svg.h"
+#include "extensions/figures/svg.h"
 
 namespace lockstep::report {
 namespace {

@@ -13,9 +13,9 @@
 #include "base/classic_text.h"
 #include "base/output_file.h"
 #include "base/printable.h"
-#include "base/quantity.h"
 #include "dist/flight.h"
 #include "dist/net.h"
+#include "extensions/figures/quantity.h"
 
 namespace lockstep::dist {
 namespace {

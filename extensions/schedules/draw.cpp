@@ -8,8 +8,8 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
+#include "extensions/figures/svg.h"
 #include "extensions/schedules/schedule_check.h"
-#include "extensions/svg/svg.h"
 
 namespace lockstep::dist {
 namespace {

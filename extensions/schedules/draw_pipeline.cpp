@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
-#include "extensions/svg/svg.h"
+#include "extensions/figures/svg.h"
 
 namespace lockstep::pipeline {
 namespace {

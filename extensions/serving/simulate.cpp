@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
-#include "extensions/svg/svg.h"
+#include "extensions/figures/svg.h"
 #include "tensor/shape.h"
 
 namespace lockstep::serve {

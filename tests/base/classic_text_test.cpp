@@ -9,7 +9,6 @@
 #include <locale>
 #include <sstream>
 
-#include "base/quantity.h"
 #include "tensor/ops.h"
 #include "tests/devices.h"
 
@@ -69,7 +68,6 @@ TEST_CASE("classic: numbers that we write") {
   CHECK(format("%*s", 1000, "x") == long_text);
   CHECK(to_string(Tensor::from({0.5f, 1.25f}, {2})) == "[0.50, 1.25]");
   CHECK(to_string(Tensor::from({0.5f, 12345.f}, {2})) == "[5.0000e-01, 1.2345e+04]");
-  CHECK(seconds_text(1.234) == "1.23 s");
 }
 
 TEST_CASE("classic: only ASCII letters count as letters") {

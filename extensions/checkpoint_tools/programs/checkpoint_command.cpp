@@ -6,10 +6,10 @@
 
 #include "apps/commands.h"
 #include "base/printable.h"
-#include "base/quantity.h"
 #include "base/suggest.h"
 #include "checkpoint/folder.h"
 #include "extensions/checkpoint_tools/checkpoint_tools.h"
+#include "extensions/figures/quantity.h"
 #include "train/option_group.h"
 #include "train/options.h"
 

@@ -5,8 +5,8 @@
 #include <iostream>
 
 #include "base/check.h"
-#include "base/quantity.h"
 #include "base/suggest.h"
+#include "extensions/figures/quantity.h"
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/schedules/draw_pipeline.h"

@@ -6,10 +6,10 @@
 #include <iostream>
 
 #include "base/check.h"
-#include "base/quantity.h"
 #include "base/suggest.h"
 #include "base/threads.h"
 #include "data/json.h"
+#include "extensions/figures/quantity.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/forecast/simulate.h"
 #include "extensions/forecast/step_model.h"

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "apps/gpt_commands.h"
-#include "base/quantity.h"
 #include "extensions/device_map/dispatch.h"
+#include "extensions/figures/quantity.h"
 #include "extensions/hugging_face/pretrained.h"
 #include "nn/init.h"
 #include "train/cli.h"

@@ -5,8 +5,8 @@
 
 #include "apps/commands.h"
 #include "base/check.h"
+#include "extensions/figures/svg.h"
 #include "extensions/sparse_attention/section.h"
-#include "extensions/svg/svg.h"
 #include "tensor/block_layout.h"
 #include "train/cli.h"
 #include "train/option_group.h"

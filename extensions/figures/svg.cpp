@@ -1,5 +1,5 @@
 // Writes SVG elements. See svg.h.
-#include "extensions/svg/svg.h"
+#include "extensions/figures/svg.h"
 
 #include "base/check.h"
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "extensions/svg/svg.h"
+#include "extensions/figures/svg.h"
 #include "parallel/moe/routing.h"
 #include "tests/golden_folder.h"
 

@@ -1,5 +1,5 @@
 // Formats and parses quantities with units. See quantity.h.
-#include "base/quantity.h"
+#include "extensions/figures/quantity.h"
 
 #include <algorithm>
 #include <charconv>
