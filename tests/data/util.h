@@ -13,7 +13,7 @@
 /// The path of tests/golden/NAME; the folder is a define of the build.
 inline std::string golden(const std::string& name) { return (std::filesystem::path(golden_folder()) / name).string(); }
 
-using testing::TempDir;
+using ::testing::TempDir;
 
 /// The message of the Error that fn throws; "" if it throws none.
 template <class Fn> std::string error_of(Fn&& fn) {

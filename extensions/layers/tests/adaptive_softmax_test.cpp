@@ -4,20 +4,11 @@
 
 #include <doctest/doctest.h>
 
+#include "extensions/layers/tests/names_of.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::nn;
-
-namespace {
-
-std::vector<std::string> names_of(Module& module) {
-  std::vector<std::string> names;
-  for (auto& p : module.named_parameters()) names.push_back(p.name);
-  return names;
-}
-
-}  // namespace
 
 TEST_CASE("adaptive softmax: probabilities of all classes, and of the targets") {
   manual_seed(44);

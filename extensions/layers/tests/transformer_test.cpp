@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "autograd/gradcheck.h"
+#include "extensions/layers/tests/names_of.h"
 #include "extensions/layers/transformer.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
@@ -18,12 +19,6 @@ TransformerOptions small_layer() { return {.width = 8, .heads = 2, .inner = 12, 
 
 /// True on the CPU. Simulated devices are slow: on them it is enough that the loss falls.
 bool runs_on_cpu() { return default_device().is_cpu(); }
-
-std::vector<std::string> names_of(Module& module) {
-  std::vector<std::string> names;
-  for (auto& p : module.named_parameters()) names.push_back(p.name);
-  return names;
-}
 
 }  // namespace
 

@@ -13,8 +13,8 @@
 #include "tests/tensor/products.h"
 
 using namespace lockstep;
-using testing::products::check_close;
-using testing::products::values;
+using lockstep::testing::products::check_close;
+using lockstep::testing::products::values;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "extensions/vision/conv.h"
 #include "tests/autograd/device_rows.h"
 
-using namespace testing;
+using namespace ::testing;
 
 namespace {
 

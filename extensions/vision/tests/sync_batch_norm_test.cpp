@@ -9,7 +9,7 @@
 
 using namespace lockstep;
 using namespace lockstep::parallel;
-using namespace testing;
+using namespace ::testing;
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include "tests/zero/layers.h"
 
 using namespace lockstep;
-using namespace testing;
+using namespace ::testing;
 
 namespace {
 
