@@ -111,8 +111,6 @@ const std::vector<EnvironmentVariable>& environment_variables() {
       {"LOCKSTEP_NCCL_DEBUG", Kind::flag, "0", "1: ranks compare every NCCL call, not only a sample of them"},
       {"LOCKSTEP_NCCL_EXACT", Kind::flag, "0",
        "1: sums over NCCL follow the summation tree, so results are bit-identical to one process"},
-      {"LOCKSTEP_NCCL_WINDOWS", Kind::flag, "1",
-       "0: do not register gradient and parameter buffers as symmetric NCCL windows"},
       {"LOCKSTEP_SIGNAL_EXIT_ZERO", Kind::flag, "0",
        "1: training that Ctrl-C or SIGTERM stopped ends with exit code 0, not with 130 or 143"},
       {"LOCKSTEP_TCP_STREAMS", Kind::integer, "4; 1 within a machine", "TCP connections between two ranks", 1, 64},

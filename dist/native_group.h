@@ -30,7 +30,7 @@ class NativeGroup : public ProcessGroup {
 
 /// True if this build has NCCL.
 extern const bool with_nccl;
-/// NCCL's version for `lockstep env`, such as "2.28.9, with windows" (nccl/window.h), or a note that there is none.
+/// NCCL's version for `lockstep env`, such as "2.28.9", or a note that there is none.
 std::string describe_nccl();
 /// A group that moves tensors on devices by NCCL, and tensors on the CPU like a NativeGroup. It starts all calls in the
 /// order in which they are made. It does not use CUDA before the first call with a tensor on a device. Null in a build

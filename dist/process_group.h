@@ -185,11 +185,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// A new, uninitialised tensor in memory that the other ranks of this host can access. all_reduce, broadcast,
   /// reduce_scatter and all_gather work on such tensors directly, without copies between ranks, if all ranks of the
   /// group are on one host and each (broadcast: the root) passes such a tensor or a slice of one as `data` or `full`.
-  /// Otherwise they copy, with the same results. If no other rank can access this rank's memory, the tensor is an
-  /// ordinary one. Ranks may create such tensors at any time. Each uses a file descriptor and whole pages: create few.
-  ///
-  /// On a device with NCCL the memory is a symmetric window (nccl/window.h): all ranks must create the window at the
-  /// same point with one size, and pass the same slice of the window to the same collectives.
+  /// Otherwise they copy, with the same results. On a device, or if no other rank can access this rank's memory, the
+  /// tensor is an ordinary one. Ranks may create such tensors at any time. Each uses a file descriptor and whole pages:
+  /// create few.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
   /// Creates a group from some ranks of this group. All ranks of this group must call it, at the same place in the

@@ -64,10 +64,6 @@ class NcclEngine final : public NativeEngine {
   std::shared_ptr<DeviceWork> record(Call call);
   /// Returns the calls of this group recorded since the last take_recorded(); see ProcessGroup::take_recorded().
   std::vector<std::string> take_recorded();
-  /// True once the communicator of all ranks exists, or ranks were found to share a device.
-  bool is_connected() const;
-  /// A new tensor in a symmetric window (window.h). All ranks of the group must create the window together.
-  Tensor window(const Shape& shape, DType dtype);
   void move(Call& call, uint64_t sequence) override;
   bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(call_queue)); }
 

@@ -5,9 +5,7 @@
 
 #include "dist/native_group.h"
 #include "dist/nccl/engine.h"
-#include "dist/nccl/window.h"
 #include "tensor/graph.h"
-#include "tensor/ops.h"
 
 namespace lockstep::dist {
 namespace {
@@ -24,16 +22,6 @@ class NcclGroup final : public NativeGroup {
     engine_ = std::make_shared<NcclEngine>(std::move(job), std::move(member), traffic_);
   }
   const char* device_engine() const override { return nccl().moved_by(); }
-  Tensor shared_empty(const Shape& shape, DType dtype, Device device) override {
-    if (device.is_cpu() || size() == 1 || numel_of(shape) == 0 || !has_windows())
-      return NativeGroup::shared_empty(shape, dtype, device);
-    engine_->call_queue.drain();
-    const std::string tag = str("window of ", dtype, " x ", numel_of(shape));
-    barrier(Seconds{0}, tag);  // detects ranks that create a different one
-    if (!nccl().is_connected()) all_reduce(zeros({1}, {.dtype = f32, .device = device}), {.tag = tag});
-    const bool by_host = std::strcmp(device_engine(), "host") == 0;
-    return by_host ? NativeGroup::shared_empty(shape, dtype, device) : nccl().window(shape, dtype);
-  }
   std::vector<std::string> take_recorded() override { return nccl().take_recorded(); }
 
   void replay(const std::vector<std::string>& calls, const std::function<void()>& launch) override {
@@ -85,8 +73,7 @@ const bool with_nccl = true;
 std::string describe_nccl() {
   int version = 0;
   if (ncclGetVersion(&version) != ncclSuccess) return "version unknown";
-  return str(version / 10000, ".", version / 100 % 100, ".", version % 100,
-             has_windows() ? ", with windows" : ", without windows");
+  return str(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member) {
   return std::make_shared<NcclGroup>(std::move(job), std::move(member));

@@ -179,7 +179,6 @@ void Watchdog::close(const CallQueue& call_queue, const std::vector<std::shared_
   for (const auto& comm : comms) {
     if (!job_.control->failed()) finalize(*comm);
     abort(*comm);
-    comm->free_discarded();
   }
 }
 
@@ -307,14 +306,12 @@ void Watchdog::abort(Communicator& comm, pthread_t waits) {
   const Deadman::Step step(deadman_, abort_limit_, "ncclCommAbort of " + comm.name_, waits);
   const std::lock_guard lock(comm.mutex_);
   if (const ncclComm_t handle = std::exchange(comm.comm_, nullptr)) ncclCommAbort(handle);
-  comm.windows_.clear();  // destroyed with the communicator
 }
 
 void Watchdog::finalize(Communicator& comm) {
   const Deadman::Step step(deadman_, abort_limit_ + Seconds(ending), "ncclCommDestroy of " + comm.name_);
   const std::lock_guard lock(comm.mutex_);
   if (!comm.comm_) return;
-  comm.close_windows();
   ncclResult_t state = ncclCommFinalize(comm.comm_);
   const auto until = Clock::now() + ending;
   for (int round = 0; state == ncclInProgress && !job_.control->failed() && Clock::now() < until; ++round) {

@@ -45,19 +45,8 @@ class Communicator {
                std::vector<int> world_ranks);
   Communicator(const Communicator&) = delete;
 
-  const std::string& name() const { return name_; }  ///< name of the communicator, for messages
-  Device device() const { return device_; }          ///< the device whose tensors it moves
-  std::mutex& mutex() { return mutex_; }             ///< held during every NCCL call
   /// NCCL's handle; null after an abort. Call with the mutex held.
   ncclComm_t handle() const { return comm_; }
-  // Call keep() and forget() with the mutex held. Their windows are NCCL memory windows; see window.h.
-  /// Registers an open window, to be closed with the communicator.
-  void keep(void* window) { windows_.push_back(window); }
-  /// Registers memory that free_discarded() frees later, after closing its window.
-  void forget(void* data, void* window) { discarded_.emplace_back(data, window); }
-  void close_windows();  ///< closes all windows
-  /// Waits for the device, then closes the windows given to forget() and frees their memory. Call without the mutex.
-  void free_discarded();
 
  private:
   friend class Watchdog;
@@ -66,8 +55,6 @@ class Communicator {
   const std::vector<int> world_ranks_;
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
-  std::vector<void*> windows_;                      // open windows
-  std::vector<std::pair<void*, void*>> discarded_;  // memory that is freed later, with its window
 };
 
 /// A running call on a device.

@@ -3,7 +3,7 @@
 // and a rank whose peers do not come waits until it is aborted. All communicators are non-blocking. They put some calls
 // on their stream only after ncclCommGetAsyncError was called, as the real one does when it makes connections. Graphs
 // that were recorded together must be replayed together (the real one may keep addresses of other ranks in them), and a
-// communicator does not end while such a graph exists. Windows are in nccl_windows.cpp.
+// communicator does not end while such a graph exists.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -12,14 +12,57 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
-#include "tests/cudasim/nccl_comm.h"
+#include "tests/cudasim/nccl_world.h"
 #include "tests/cudasim/runtime.h"
+
+/// A communicator. Never freed, because work on a stream may still refer to it.
+struct ncclComm {
+  std::shared_ptr<fake::World> world;
+  int rank = 0, size = 0, device = 0;
+  std::atomic<uint64_t> done{0};  // collectives completed
+  std::atomic<bool> is_inside{false};
+  std::atomic<uint64_t> recorded{0};
+  std::atomic<int> in_graphs{0};  // recorded calls whose graphs still exist
+  uint64_t sent[fake::max_ranks] = {}, received[fake::max_ranks] = {};
+  std::atomic<bool> aborted{false};
+  std::atomic<int> error{ncclSuccess};
+  std::string id;
+  std::function<bool()> begin;    // returns true once all ranks have joined; then reset
+  std::function<void()> pending;  // calls to be put on the stream after some queries
+  int asked = 0;                  // queries since then
+  uint64_t begun = 0;
+  // Messages live as long as the communicator. ThreadSanitizer does not see a shared pointer count in these files, and
+  // would take the end of one that a stream shares for a race.
+  std::vector<std::shared_ptr<void>> kept;
+};
 
 namespace {
 
 using namespace fake;
+
+/// The text of ncclGetLastError(); refuse() sets it.
+thread_local std::string last_error;
+ncclResult_t refuse(ncclResult_t code, const std::string& why) { return last_error = why, code; }
+/// True if the communicator was aborted or has failed.
+bool is_over(const ncclComm* c) { return c->aborted || c->error != ncclSuccess || c->world->header().failed == 2; }
+/// True once all ranks have joined.
+bool is_there(ncclComm* c) {
+  if (!c->begin) return true;
+  const std::function<bool()> begin = c->begin;  // another thread may reset it
+  if (!begin()) return false;
+  c->begin = nullptr;
+  return true;
+}
+/// True if the communicator is over, or if this holds for all its ranks.
+template <class Fn> bool holds_for_all(const ncclComm* c, Fn holds) {
+  for (int r = 0; r < c->size && !is_over(c); ++r)
+    if (!holds(c->world->rank(r))) return false;
+  return true;
+}
 
 std::atomic<int> injected{ncclSuccess};
 std::atomic<int64_t> calls_until_failure{-1};  // -1: environment not read yet
@@ -45,15 +88,11 @@ void note_failure(ncclComm* c) {
 /// A call recorded in a graph.
 struct Recorded {
   explicit Recorded(ncclComm* c) : comm(c), number(++c->recorded) { ++c->in_graphs; }
-  ~Recorded() {
-    for (ncclWindow_vidmem* w : windows) --w->uses;
-    --comm->in_graphs;
-  }
+  ~Recorded() { --comm->in_graphs; }
   Recorded(const Recorded&) = delete;
   ncclComm* const comm;
   const uint64_t number;
   uint64_t others[max_ranks] = {};  // the numbers of the other ranks' calls, known from the first replay
-  std::vector<ncclWindow_vidmem*> windows;
 };
 /// A record of the call if the stream captures; nullptr if the call runs once.
 std::shared_ptr<Recorded> recorded_on(cudaStream_t stream, ncclComm* c) {
@@ -204,31 +243,9 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
   const int failure = find_stream(stream)->capture ? int(ncclSuccess) : next_failure();
   CallText call{};
-  // An in-place part belongs to the window of the whole.
-  const auto is_part = [](const void* part, const void* full, size_t bytes) {
-    return part >= full && part < static_cast<const char*>(full) + bytes;
-  };
-  const bool has_in = in_bytes > 0 && std::strcmp(name, "broadcast") != 0 &&
-                      (in_bytes >= out_bytes || !is_part(in, out, out_bytes)),
-             has_out = out_bytes > 0 && std::strcmp(name, "reduce") != 0 &&
-                       (out_bytes >= in_bytes || !is_part(out, in, in_bytes));
-  std::string where;
-  std::vector<ncclWindow_vidmem*> used;
-  const auto look = [&](bool counts, const void* p, const char* role) {
-    ncclWindow_vidmem* const w = counts ? window_of(c, p) : nullptr;
-    if (!w) return;
-    used.push_back(w);
-    where +=
-        std::string(role) + std::to_string(w->number) + " at " + std::to_string(static_cast<const char*>(p) - w->data);
-  };
-  look(has_in, in, " from window ");
-  look(has_out, out, " to window ");
-  if (!used.empty()) ++window_calls;
-  std::snprintf(call.text, sizeof call.text, "%s %s%s", name, what.c_str(), where.c_str());
+  std::snprintf(call.text, sizeof call.text, "%s %s", name, what.c_str());
   return submit(c, [=] {
     const std::shared_ptr<Recorded> graph = recorded_on(stream, c);
-    for (ncclWindow_vidmem* w : used) ++w->uses;
-    if (graph) graph->windows = used;
     enqueue(
         stream,
         [=] {
@@ -270,7 +287,6 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
           c->world->rank(c->rank).consumed = number;
           c->done = number;
           c->is_inside = false;
-          for (ncclWindow_vidmem* w : graph ? decltype(used)() : used) --w->uses;
         },
         [=] { return holds_for_all(c, [&](const RankState& rank) { return rank.posted > c->done; }); });
     hold(c, stream);
@@ -318,7 +334,6 @@ void join(ncclComm* c) {
 namespace fake {
 void inject_nccl_error(int code) { injected = code; }
 void hang_nccl_abort(bool hangs) { abort_hangs = hangs; }
-ncclResult_t call_of_all(ncclComm* c, std::function<void()> fn) { return submit(c, std::move(fn)); }
 }  // namespace fake
 
 extern "C" {
@@ -384,7 +399,6 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) { return c ? ncclSuccess : ncclInval
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   if (c->begin || (c->world && is_over(c))) return ncclCommAbort(c);
-  if (has_open_window(c)) return refuse(ncclInvalidUsage, "a communicator is destroyed before its windows are closed");
   finish_device(c->device);
   until_graphs_are_gone(c);
   c->world.reset();
@@ -394,7 +408,6 @@ ncclResult_t ncclCommAbort(ncclComm_t c) {
   if (!c) return ncclInvalidArgument;
   while (abort_hangs) usleep(1000);
   c->aborted = true;  // the communicator's work on streams gives up
-  has_open_window(c, true);
   World::close(c->id);
   until_graphs_are_gone(c);
   return ncclSuccess;

@@ -29,8 +29,6 @@ struct RankState {
   std::atomic<int> process;
   std::atomic<uint64_t> posted, consumed;  // collectives started and finished
   CallText call;
-  std::atomic<uint64_t> windows;  // windows registered
-  uint64_t window_bytes[2];       // sizes of the last two, indexed by their number modulo 2
 };
 /// Messages from one rank to another.
 struct Mailbox {

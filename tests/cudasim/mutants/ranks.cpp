@@ -2,8 +2,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-
 #include "tests/cudasim/mutants/ranks.h"
 
 namespace mutants {
@@ -194,45 +192,6 @@ bool both_ways(Bug bug) {
   });
 }
 
-// Windows: symmetric memory, summed in place.
-bool windows(Bug bug) {
-  std::atomic<bool> closed{false};
-  return as_threads([&](const Rank& r) {
-    const auto is = [=](std::string_view which, int rank = 1) { return r.rank == rank && bug(which); };
-    const std::vector<float> values = values_of(r.rank);
-    constexpr size_t bytes = 8192;
-    void *data = nullptr, *other = nullptr;
-    ncclWindow_t window = nullptr;
-    if (is("plain")) cudaMalloc(&data, bytes);
-    else ncclMemAlloc(&data, bytes);
-    cudaMalloc(&other, bytes);
-    bool good = true;
-    if (!is("left_out")) {
-      const size_t wanted = is("size") ? bytes / 2 : bytes;
-      const ncclResult_t code = ncclCommWindowRegister(r.comm, data, wanted, &window, NCCL_WIN_COLL_SYMMETRIC);
-      good = (code == ncclSuccess || code == ncclInProgress) && r.wait() && window;
-    }
-    float* const place = static_cast<float*>(is("mixed") ? other : data) + (is("offset") ? n : 0);
-    if (good) {
-      cudaMemcpyAsync(place, values.data(), n * sizeof(float), cudaMemcpyHostToDevice, r.stream);
-      cudaStreamSynchronize(r.stream);
-      for (int k = 0; k < 20000 && is("early", 0) && !closed; ++k) usleep(100);  // the sum is still pending
-      ncclAllReduce(place, place, n, ncclFloat32, ncclSum, r.comm, r.stream);
-      if (is("early")) good = ncclCommWindowDeregister(r.comm, window) == ncclSuccess, closed = true;
-      good = r.wait() && good;
-    }
-    std::vector<float> sum(n);
-    if (good) cudaMemcpy(sum.data(), place, n * sizeof(float), cudaMemcpyDeviceToHost);
-    good = good && sum[0] == 3 && sum[n - 1] == 3;
-    if (is("freed")) good = ncclMemFree(data) == ncclSuccess && good;
-    if (is("late")) good = ncclCommDestroy(r.comm) == ncclSuccess && good;
-    if (good && !is("early")) good = ncclCommWindowDeregister(r.comm, window) == ncclSuccess;
-    if (good && !is("freed")) ncclMemFree(data);
-    cudaFree(other);
-    return good;
-  });
-}
-
 const Cases cases{
     {"counts that differ", counts_differ},
     {"counts that differ, in processes", counts_differ, "processes"},
@@ -257,14 +216,6 @@ const Cases cases{
     {"message before it is made", both_ways, "early"},
     {"message made anew before it has gone", both_ways, "reused"},
     {"message freed before it has gone", both_ways, "freed"},
-    {"window that one rank does not make", windows, "left_out"},
-    {"windows of other sizes", windows, "size"},
-    {"window on one rank, other memory on the other", windows, "mixed"},
-    {"another place in the window", windows, "offset"},
-    {"window closed before the sum is there", windows, "early"},
-    {"memory freed while registered as a window", windows, "freed"},
-    {"communicator destroyed before its window", windows, "late"},
-    {"window of memory that is not NCCL's", windows, "plain"},
 };
 
 }  // namespace
