@@ -31,7 +31,7 @@ import threading
 import time
 
 from leftovers import left_behind
-from programs import check, finish, saved
+from programs import check, finish, saved, settle
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 INSIDE = "LOCKSTEP_TEST_INSIDE"
@@ -65,15 +65,6 @@ def die_with_us():
 
 def ip(*words):
     subprocess.run(["ip", *map(str, words)], check=True)
-
-
-def settle(condition, seconds=20):
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Hosts:

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 
 APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # in the build folder
 # variables that a launcher around a test would pass on
@@ -35,6 +36,16 @@ def output_of(command, **options):
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
     return done.stdout
+
+
+def settle(condition, seconds=20):
+    """Waits until the condition holds; False if it does not within `seconds`."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def attempt(step):

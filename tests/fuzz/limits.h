@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
+
+#include "base/check.h"
 
 // As in clang's sanitizer/allocator_interface.h, which g++ 12 and 13 do not have.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void*, size_t),
@@ -50,5 +53,15 @@ class Limits {
   static inline std::atomic<int64_t> held_ = 0, max_ = INT64_MAX;
   const double seconds_, start_;
 };
+
+/// Calls read(kind, text) with the first byte and the rest of an input, within the limits; an Error is right, too.
+inline int read_as(const uint8_t* data, size_t size, void (*read)(char kind, std::string_view text)) {
+  if (size == 0) return 0;
+  const Limits limits(size);
+  try {
+    read(char(data[0]), std::string_view(reinterpret_cast<const char*>(data) + 1, size - 1));
+  } catch (const lockstep::Error&) {}
+  return 0;
+}
 
 }  // namespace fuzz

@@ -9,6 +9,7 @@
 
 #include "dist/shard.h"
 #include "tests/dist/every_schedule.h"
+#include "tests/dist/job.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -20,11 +21,7 @@ const Algorithm tree = parse_algorithm("tree"), halving_doubling = parse_algorit
                 hierarchical = parse_algorithm("hierarchical"), server = parse_algorithm("server");
 
 // Sanitizers slow this down many times and find nothing new with more ranks.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int greatest = 1024;
-#else
-constexpr int greatest = 4096;
-#endif
+constexpr int greatest = sanitized ? 1024 : 4096;
 
 }  // namespace
 

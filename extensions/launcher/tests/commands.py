@@ -24,7 +24,7 @@ import time
 import uuid
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests"))
-from programs import check, finish  # noqa: E402
+from programs import check, finish, settle  # noqa: E402
 
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
 LIMIT = 60  # seconds; far longer than anything here takes
@@ -84,15 +84,6 @@ def marked():
 
 def leftovers():
     return {pid: line for pid, line in marked().items() if pid != os.getpid()}
-
-
-def settle(condition, seconds=20):
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def state(pid):

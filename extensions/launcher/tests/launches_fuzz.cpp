@@ -42,11 +42,4 @@ void read(char kind, std::string_view text) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  if (size == 0) return 0;
-  const fuzz::Limits limits(size);
-  try {
-    read(char(data[0]), {reinterpret_cast<const char*>(data) + 1, size - 1});
-  } catch (const Error&) {}
-  return 0;
-}
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) { return fuzz::read_as(data, size, read); }

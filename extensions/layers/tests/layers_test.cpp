@@ -3,6 +3,7 @@
 // (golden/more_layers.safetensors).
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <set>
@@ -88,19 +89,25 @@ TEST_CASE("layers: gradients of group_norm") {
   check_gradients("group_norm", {{2, 6, 3, 2}, {6}, {6}}, [](auto& x) { return group_norm(x[0], 3, x[1], x[2]); });
 }
 
-TEST_CASE("layers: dropout of channels") {
+TEST_CASE("layers: dropout of channels, and of SELU's values") {
   manual_seed(12);
   const Tensor x = ones({40, 50, 3, 2, 2});
   struct Row {
     std::shared_ptr<Module> layer;
     Tensor x;
-    int64_t together;  ///< number of elements that are dropped together
+    int64_t together;                              ///< number of elements that are dropped together
+    double scale = 4. / 3, low = 0, high = scale;  ///< of a kept element; values of dropped and kept ones
   };
-  const std::vector<Row> rows{{std::make_shared<Dropout1d>(Dropout::Options{.p = 0.25}), x.view({40, 50, 12}), 12},
-                              {std::make_shared<Dropout1d>(Dropout::Options{.p = 0.25}), x.view({2000, 12}), 12},
-                              {std::make_shared<Dropout2d>(Dropout::Options{.p = 0.25}), x.view({40, 50, 3, 4}), 12},
-                              {std::make_shared<Dropout3d>(Dropout::Options{.p = 0.25}), x, 12},
-                              {std::make_shared<Dropout3d>(Dropout::Options{.p = 0.25}), x.view({2000, 3, 2, 2}), 12}};
+  const double scale = 1 / std::sqrt((1.7580993408473766 * 1.7580993408473766 * 0.25 + 1) * 0.75);
+  const double low = scale * -1.7580993408473766 * 0.75, high = scale + scale * 1.7580993408473766 * 0.25;
+  const Dropout::Options quarter{.p = 0.25};
+  const std::vector<Row> rows{{std::make_shared<Dropout1d>(quarter), x.view({40, 50, 12}), 12},
+                              {std::make_shared<Dropout1d>(quarter), x.view({2000, 12}), 12},
+                              {std::make_shared<Dropout2d>(quarter), x.view({40, 50, 3, 4}), 12},
+                              {std::make_shared<Dropout3d>(quarter), x, 12},
+                              {std::make_shared<Dropout3d>(quarter), x.view({2000, 3, 2, 2}), 12},
+                              {std::make_shared<AlphaDropout>(quarter), x, 1, scale, low, high},
+                              {std::make_shared<FeatureAlphaDropout>(quarter), x, 12, scale, low, high}};
   for (const Row& row : rows) {
     CAPTURE(row.layer->kind());
     const Variable in(row.x, true), out = row.layer->call(in);
@@ -109,16 +116,17 @@ TEST_CASE("layers: dropout of channels") {
     std::set<float> values;
     for (const float v : out.tensor().to_vector<float>()) values.insert(v);
     REQUIRE(values.size() == 2);
-    CHECK(*values.begin() == doctest::Approx(0));
-    CHECK(*values.rbegin() == doctest::Approx(4.0 / 3));
+    CHECK(*values.begin() == doctest::Approx(row.low));
+    CHECK(*values.rbegin() == doctest::Approx(row.high));
     const double kept = sum(gt(out.tensor(), full({}, 0.5)).to(f32)).item() / double(row.x.numel());
     CHECK(kept == doctest::Approx(0.75).epsilon(0.06));
     sum(out).backward();
-    CHECK(allclose(in.grad(), gt(out.tensor(), full({}, 0.5)).to(f32) * (4.0 / 3)));
+    CHECK(allclose(in.grad(), gt(out.tensor(), full({}, 0.5)).to(f32) * row.scale));
     row.layer->eval();
     CHECK(equal(row.layer->call(in).tensor(), row.x));
   }
   CHECK(equal(Dropout3d({.p = 1})(x).tensor(), zeros_like(x)));
+  CHECK(equal(AlphaDropout({.p = 1})(x).tensor(), zeros_like(x)));
 
   RReLU rrelu({.lower = 0.2, .upper = 0.4});
   const Variable in(randn({1000}), true), out = rrelu(in);

@@ -9,9 +9,6 @@ using namespace lockstep;
 namespace {
 
 using Ints = std::vector<int64_t>;
-
-Tensor ints(const Ints& values, const Shape& shape) { return Tensor::from(values, shape); }
-Tensor ints(const Ints& values) { return Tensor::from(values, {int64_t(values.size())}); }
 Ints list(const Tensor& x) { return x.to_vector<int64_t>(); }
 
 }  // namespace
@@ -35,10 +32,12 @@ TEST_CASE("flip, roll, repeat") {
 }
 
 TEST_CASE("one_hot") {
-  CHECK(list(one_hot(ints({1, 0, 2}))) == Ints{0, 1, 0, 1, 0, 0, 0, 0, 1});
-  CHECK(one_hot(ints({1, 0}, {2, 1}), 5).shape() == Shape{2, 1, 5});
+  CHECK(list(one_hot(Tensor::from(Ints{1, 0, 2}, {3}))) == Ints{0, 1, 0, 1, 0, 0, 0, 0, 1});
+  CHECK(one_hot(Tensor::from(Ints{1, 0}, {2, 1}), 5).shape() == Shape{2, 1, 5});
   CHECK(one_hot(empty({0}, {.dtype = i64}), 5).shape() == Shape{0, 5});
   CHECK(list(one_hot(full({}, 2, {.dtype = i64}), 4)) == Ints{0, 0, 1, 0});
-  CHECK_ERROR(one_hot(ints({3}), 3), found_in_values("[one_hot] expected indices in [0, 3), got 3 at position 0"));
-  CHECK_ERROR(one_hot(ints({-1})), found_in_values("[one_hot] expected indices in [0, 1), got -1 at position 0"));
+  CHECK_ERROR(one_hot(full({1}, 3, {.dtype = i64}), 3),
+              found_in_values("[one_hot] expected indices in [0, 3), got 3 at position 0"));
+  CHECK_ERROR(one_hot(full({1}, -1, {.dtype = i64})),
+              found_in_values("[one_hot] expected indices in [0, 1), got -1 at position 0"));
 }

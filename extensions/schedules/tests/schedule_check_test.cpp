@@ -11,6 +11,7 @@
 #include "extensions/schedules/schedule_check.h"
 #include "tests/dist/at_once.h"
 #include "tests/dist/every_schedule.h"
+#include "tests/dist/job.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -22,11 +23,7 @@ const Algorithm tree = parse_algorithm("tree"), halving_doubling = parse_algorit
                 hierarchical = parse_algorithm("hierarchical"), server = parse_algorithm("server");
 
 // Sanitizers slow this down many times and find nothing new with more ranks.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int thousand = 200;
-#else
-constexpr int thousand = 1000;
-#endif
+constexpr int thousand = sanitized ? 200 : 1000;
 
 /// Placements of n ranks on m hosts: contiguous, round-robin, and hosts of very different sizes.
 std::vector<std::vector<int>> layouts(int n) {
