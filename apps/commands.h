@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
 #include "data/json.h"
 #include "train/cli.h"
 
@@ -56,11 +55,6 @@ struct Shared {
 
 /// Adds the commands of the extensions that are built.
 void add_commands_of_extensions(CLI::App& app, Shared& shared);
-
-/// Error if one of these options was given. The Error's text is the option's name, followed by `why`.
-inline void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why) {
-  for (const std::string& option : options) LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, why);
-}
 
 /// config: explains the settings in a DeepSpeed configuration file. `shared` lists the other kinds of files that
 /// extensions add.

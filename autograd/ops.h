@@ -1,7 +1,6 @@
 #pragma once
 // Differentiable operations on Variables: those of tensor/ops.h, with the same names, shapes and errors. Results
 // without a derivative (comparisons, argmax, indices) are Tensors. Under Autocast matrix operations run in 16 bits.
-#include <string>
 #include <vector>
 
 #include "autograd/variable.h"

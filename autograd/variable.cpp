@@ -1,7 +1,6 @@
 // Variable: handles, leaves and hooks, and the functions that start a backward pass (tape.cpp).
 #include "autograd/variable.h"
 
-#include <algorithm>
 #include <ostream>
 
 #include "autograd/split_backward.h"

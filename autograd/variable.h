@@ -5,7 +5,6 @@
 #include <functional>
 #include <iosfwd>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "tensor/tensor.h"

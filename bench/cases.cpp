@@ -7,7 +7,6 @@
 #include <cmath>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "base/check.h"

@@ -3,7 +3,6 @@
 // compared with the ceiling.
 #include <cstdint>
 #include <map>
-#include <tuple>
 #include <vector>
 
 namespace bench {

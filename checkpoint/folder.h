@@ -8,7 +8,6 @@
 //   step-300.tmp-ID/        being written, or left by a save that was killed; the next save removes it
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "checkpoint/manifest.h"

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "data/files.h"
 #include "data/open_file.h"

@@ -1,7 +1,6 @@
 #pragma once
 // Tokenizers: text to ids and back. Extensions read them from files.
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>

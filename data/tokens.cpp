@@ -4,7 +4,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "data/excerpt.h"
 #include "data/file_calls.h"

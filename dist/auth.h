@@ -10,7 +10,6 @@
 // loopback only.
 #include <array>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 namespace lockstep::dist {

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
 
 #include "dist/fingerprint.h"
 #include "dist/job.h"

@@ -10,7 +10,6 @@
 // after it, other messages (marks) say that the sender no longer needs the tensors of other ranks.
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "dist/reduce.h"

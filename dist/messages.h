@@ -3,7 +3,6 @@
 // arrive in the order in which they were sent. A barrier is made of messages without data.
 #include <atomic>
 #include <functional>
-#include <span>
 #include <string>
 #include <vector>
 

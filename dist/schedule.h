@@ -10,7 +10,6 @@
 //   ring all-reduce, 3 ranks, step 0 of 4:    rank 0 ──chunk 0──▶ rank 1 ──chunk 1──▶ rank 2 ──chunk 2──▶ rank 0
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -2,13 +2,10 @@
 // The store: a server in rank 0's process. It holds keys and values, admits the ranks, receives their heartbeats, and
 // tells all ranks the first failure. One thread, one poll loop, bounded buffers; an unauthenticated connection is
 // closed after 5 s.
-#include <deque>
 #include <list>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 

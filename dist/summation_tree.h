@@ -11,7 +11,6 @@
 //   4 x 2 and 8 x 1 add in the same order.
 #include <bit>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "tensor/tensor.h"

@@ -8,7 +8,6 @@
 //   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};   // without a file
 #include <any>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>

@@ -10,7 +10,6 @@
 // An extension's meson.build sets `sections = ['NAME']`, and one of its sources defines std::vector<Section>
 // lockstep::engine::NAME(). meson generates the list, from the extensions that are built (lockstep/list.cpp.in).
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

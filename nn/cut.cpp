@@ -1,8 +1,6 @@
 // Functions of a Cut: its text, the dim that it shards, the sizes of its blocks. See cut.h.
 #include "nn/cut.h"
 
-#include <numeric>
-
 #include "base/check.h"
 
 namespace lockstep::nn {

@@ -3,7 +3,6 @@
 // trained on. For a token at position p, each pair (x_i, x_{i + D/2}) of a head's D rotated features is rotated by the
 // angle p f_i, with the frequency f_i = base^(-2i / D).
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>

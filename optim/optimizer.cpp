@@ -1,7 +1,6 @@
 // The part that all optimizers share: groups, the loop over parameters, master copies, state by name. See optimizer.h.
 #include "optim/optimizer.h"
 
-#include <algorithm>
 #include <atomic>
 #include <set>
 

@@ -1,8 +1,7 @@
 // SGD, Adam and AdamW, whose update rule is one fused kernel each.
-#include <cmath>
 
-#include "optim/optim.h"
 #include "optim/rules.h"
+#include "optim/optim.h"
 
 namespace lockstep::optim {
 

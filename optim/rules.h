@@ -1,8 +1,6 @@
 #pragma once
 // Building blocks of the optimizers' update rules.
 #include <cmath>
-#include <map>
-#include <string>
 
 #include "optim/optimizer.h"
 #include "optim/step_kernels.h"
@@ -52,12 +50,6 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   if constexpr (requires { o.amsgrad; })  // only some Options have amsgrad
     if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
   kernels::adam(p.device(), p, grad, m, v, v_max, low, args);
-}
-
-/// Returns the gradient times grad_scale, negated if `maximize` is true.
-inline Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
-  const double factor = maximize ? -grad_scale : grad_scale;
-  return factor == 1 ? grad : mul_scalar(grad, factor);
 }
 
 /// Copies p, rounded, into the 16-bit parameter `low` if there is one. Fused kernels do this themselves.

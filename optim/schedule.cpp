@@ -100,11 +100,6 @@ LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
 }
 double LambdaLR::value(int g, int64_t t) const { return base(g) * factor_(t); }
 
-Warmup parse_warmup(const std::string& name) {
-  LOCKSTEP_CHECK(name == "log" || name == "linear", "[warmup_type] expected 'log' or 'linear', got '", name, "'");
-  return name == "log" ? Warmup::log : Warmup::linear;
-}
-
 WarmupLR::WarmupLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("WarmupLR", "warmup_min_lr", o_.warmup_min_lr);
   if (o_.warmup_max_lr) check_groups("WarmupLR", "warmup_max_lr", *o_.warmup_max_lr);

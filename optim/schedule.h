@@ -90,8 +90,6 @@ std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, do
 
 /// Shape of the warm-up in DeepSpeed's schedules.
 enum class Warmup { log, linear };
-/// "log" or "linear"; Error for other names.
-Warmup parse_warmup(const std::string& name);
 
 /// The rate goes from warmup_min_lr to warmup_max_lr (default: the base rate) in warmup_num_steps steps, then stays.
 class WarmupLR : public Schedule {

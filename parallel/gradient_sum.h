@@ -3,7 +3,6 @@
 //
 // Memory: 1 + log2(n) copies of the gradients while the n micro-batches of a step are collected, 1 copy afterwards.
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "parallel/reducer.h"

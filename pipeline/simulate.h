@@ -2,7 +2,6 @@
 // Simulates a pipeline schedule with given costs: when each action runs, how long ranks are idle (the bubble), and
 // whether the schedule deadlocks. No rank is started.
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "pipeline/schedule.h"

@@ -1,7 +1,6 @@
 #pragma once
 // Arguments of kernels other than tensors: which function to compute, and its options. See tensor/kernels.h.
 #include <memory>
-#include <vector>
 
 #include "tensor/dtype.h"
 #include "tensor/random.h"

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
 #include "tensor/convert.h"
 

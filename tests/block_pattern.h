@@ -1,6 +1,5 @@
 #pragma once
 // A block-sparse attention pattern for tests of code that takes any pattern.
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -1,7 +1,5 @@
 #pragma once
 // The models that tests train.
-#include <memory>
-#include <vector>
 
 #include "nn/layer_list.h"
 #include "nn/models/gpt.h"

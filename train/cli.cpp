@@ -15,7 +15,6 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <stdexcept>
 #include <vector>
 
 #include "base/check.h"

@@ -2,7 +2,6 @@
 // Command-line options for the optimizer, used if the configuration names no optimizer.
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "train/job.h"

@@ -1,7 +1,5 @@
 #pragma once
 // Helpers for writing schedules, and the exchanges that several algorithms are composed of.
-#include <bit>
-#include <numeric>
 #include <vector>
 
 #include "dist/schedule.h"

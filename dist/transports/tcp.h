@@ -10,8 +10,6 @@
 // A listener is a socket with a thread that admits a connection if the peer proves that it knows the job's token
 // (auth.h). All others are closed after one short message, or after 5 seconds. The purpose of a connection (job, group,
 // ranks, stripe) is part of the proof.
-#include <condition_variable>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>

@@ -1,7 +1,6 @@
 #pragma once
 // The interface of all distributions, and their parameters.
 #include <initializer_list>
-#include <optional>
 #include <vector>
 
 #include "autograd/ops.h"

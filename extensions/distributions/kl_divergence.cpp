@@ -2,7 +2,6 @@
 #include "extensions/distributions/kl_divergence.h"
 
 #include <cmath>
-#include <functional>
 #include <numbers>
 
 #include "extensions/distributions/discrete.h"

@@ -2,7 +2,6 @@
 // Linear maps in 8-bit floats with delayed scaling (scaling.h, README.md): x and w in e4m3 forward, the gradient in
 // e5m2 backward; all three products are summed in f32.
 #include <array>
-#include <functional>
 
 #include "autograd/variable.h"
 #include "extensions/fp8/matrix.h"

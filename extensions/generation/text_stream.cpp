@@ -2,7 +2,6 @@
 #include "extensions/generation/text_stream.h"
 
 #include <algorithm>
-#include <cstdint>
 
 namespace lockstep::nn {
 

@@ -2,7 +2,6 @@
 // Conversion between config.json of Hugging Face folders and GPT::Options.
 #include <cmath>
 #include <string>
-#include <vector>
 
 #include "data/json.h"
 #include "nn/models/gpt.h"

@@ -3,7 +3,6 @@
 #include "extensions/hugging_face/nfc.h"
 
 #include <algorithm>
-#include <unordered_map>
 #include <vector>
 
 #include "data/utf8.h"

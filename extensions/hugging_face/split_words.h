@@ -1,7 +1,6 @@
 #pragma once
 // Pre-tokenization: the regular expressions by which tokenizers cut text into words, each implemented by hand.
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 

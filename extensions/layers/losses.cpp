@@ -4,10 +4,9 @@
 #include <cmath>
 #include <numbers>
 
-#include "autograd/autocast.h"
-#include "autograd/loss_common.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
+#include "extensions/layers/loss_checks.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,6 @@
 // tensors of a call have one shape unless stated otherwise. Values (signs, classes, variances) are checked on the CPU
 // only: on a device the check would have to wait for the kernels.
 #include <functional>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "extensions/operations/losses.h"

@@ -1,8 +1,7 @@
 // Losses with a margin, for class scores and for distances between samples. See losses.h.
 #include <cmath>
 
-#include "autograd/autocast.h"
-#include "autograd/loss_common.h"
+#include "extensions/layers/loss_checks.h"
 #include "extensions/layers/losses.h"
 #include "extensions/operations/operations.h"
 

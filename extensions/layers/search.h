@@ -2,7 +2,6 @@
 // Searching and counting, and operations whose result sizes depend on values, with the semantics of PyTorch. They take
 // Tensors and have no gradients. All run on the CPU: tensors of other devices are copied there, and results back. The
 // copy waits for the device, but for most of these results the host must wait anyway, to know their size.
-#include <optional>
 #include <vector>
 
 #include "tensor/ops.h"

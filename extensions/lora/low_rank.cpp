@@ -1,7 +1,6 @@
 // LoRA adapters: selection of Linears, forward, merging. See lora.h.
 #include "extensions/lora/low_rank.h"
 
-#include <algorithm>
 #include <cmath>
 #include <set>
 

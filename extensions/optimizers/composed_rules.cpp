@@ -9,6 +9,11 @@
 
 namespace lockstep::optim {
 
+Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
+  const double factor = maximize ? -grad_scale : grad_scale;
+  return factor == 1 ? grad : mul_scalar(grad, factor);
+}
+
 namespace {
 
 /// Returns the gradient with weight decay added. With `decoupled`, applies the decay to the parameter p right away

@@ -5,6 +5,9 @@
 
 namespace lockstep::optim {
 
+/// Returns the gradient times grad_scale, negated if `maximize` is true.
+Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale);
+
 /// momentum_decay: decay of the momentum schedule. decoupled_weight_decay: true for AdamW's weight decay.
 struct NAdamOptions {
   double lr = 2e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, momentum_decay = 4e-3;

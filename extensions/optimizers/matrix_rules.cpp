@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "extensions/optimizers/composed_rules.h"
 #include "optim/rules.h"
 
 namespace lockstep::optim {

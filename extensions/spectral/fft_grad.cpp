@@ -4,7 +4,6 @@
 // length, the last bin stand for themselves only.
 #include "extensions/spectral/fft.h"
 
-#include <cmath>
 #include <utility>
 
 #include "autograd/recorded.h"

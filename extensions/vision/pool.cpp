@@ -2,7 +2,6 @@
 #include "extensions/vision/pool.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "autograd/autocast.h"
 #include "autograd/loss_common.h"

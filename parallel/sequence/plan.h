@@ -6,7 +6,6 @@
 //   contiguous, 4 ranks    0 0 1 1 2 2 3 3            rank 0 sees one block of keys, rank 3 sees four
 //   zigzag, 4 ranks        0 1 2 3 3 2 1 0            rank r has parts r and 2P-1-r: equal work in every step
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include "tensor/ops.h"

@@ -1,9 +1,7 @@
 // Moving elements by index: embedding, gather, scatter, index_select, index_add, and triangles. Indices have been
 // checked. Threads split the output, never the indices, so the order of a sum follows from the indices alone.
 #include <cstring>
-#include <memory>
 #include <numeric>
-#include <tuple>
 #include <vector>
 
 #include "tensor/convert.h"

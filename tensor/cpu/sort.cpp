@@ -1,7 +1,5 @@
 // Operations along one dim in which the order of elements matters: arg max, sort, top k. Sorting compares keys, see
 // tensor/sort_key.h.
-#include <cmath>
-#include <memory>
 #include <vector>
 
 #include "tensor/cpu/lanes.h"

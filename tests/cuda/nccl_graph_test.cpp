@@ -4,8 +4,6 @@
 #include <nccl.h>
 #include <signal.h>
 
-#include <cstdlib>
-
 #include "tensor/graph.h"
 #include "tests/cuda/graph_training.h"
 #include "tests/cuda/nccl_util.h"

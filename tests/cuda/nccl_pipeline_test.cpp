@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <thread>
 
 #include "tests/cuda/nccl_util.h"

@@ -1,6 +1,5 @@
 // Optimizer steps over many parameters in one kernel: the bits of the CPU, the number of kernels, and recorded steps,
 // which use the current learning rates, step numbers and skips when replayed.
-#include <cmath>
 
 #include "optim/optim.h"
 #include "tests/cuda/steps.h"

@@ -1,6 +1,5 @@
 #pragma once
 // One test body for all process groups: threads, shared memory, TCP, NCCL, and those of extensions.
-#include <string>
 
 #include "dist/process_group.h"
 

@@ -1,9 +1,7 @@
 #pragma once
 // A TCP proxy for tests: it sits between two peers and delays, cuts, truncates or corrupts the stream, reproducibly by
 // seed.
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 

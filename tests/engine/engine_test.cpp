@@ -1,5 +1,4 @@
 // The engine: bits, the order of calls, and what it rejects.
-#include <fstream>
 
 #include "tests/engine/util.h"
 

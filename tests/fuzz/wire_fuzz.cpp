@@ -1,7 +1,6 @@
 // libFuzzer: any bytes from a socket are frames whose bodies are read completely, or rejected with a DistError
 // (protocol). The first byte chooses the size of the pieces in which they arrive, which must make no difference.
 #include <cstdlib>
-#include <optional>
 #include <vector>
 
 #include "dist/wire.h"

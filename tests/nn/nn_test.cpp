@@ -1,7 +1,6 @@
 // Modules: names, state, moving, hooks, and rejected calls. Their values are golden cases.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <optional>
 

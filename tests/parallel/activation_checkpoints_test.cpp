@@ -1,8 +1,6 @@
 // Activation checkpointing: the same bits for every option, the memory it saves, and rejected models.
 #include <doctest/doctest.h>
 
-#include <cmath>
-
 #include "dist/shard.h"
 #include "nn/models/gpt.h"
 #include "parallel/activation_checkpoints.h"

@@ -4,8 +4,6 @@
 #include <atomic>
 #include <filesystem>
 #include <iterator>
-#include <mutex>
-#include <sstream>
 
 #include "autograd/autocast.h"
 #include "nn/nn.h"

@@ -2,8 +2,6 @@
 // padding.
 #include <doctest/doctest.h>
 
-#include <vector>
-
 #include "tensor/padded.h"
 #include "tensor/random.h"
 #include "tests/messages.h"

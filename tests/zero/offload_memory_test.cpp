@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "base/threads.h"

@@ -2,8 +2,6 @@
 // I/O engine and size.
 #include <doctest/doctest.h>
 
-#include <filesystem>
-
 #include "tests/zero/util.h"
 #include "zero/offload/file_queue.h"
 

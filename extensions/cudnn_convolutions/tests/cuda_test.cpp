@@ -2,8 +2,6 @@
 // tests/cuda/images_test.cpp compares many more shapes with the CPU.
 #include <doctest/doctest.h>
 
-#include <vector>
-
 #include "base/environment.h"
 #include "tensor/conv_backend.h"
 #include "tensor/ops.h"

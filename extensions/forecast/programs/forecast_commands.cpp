@@ -7,6 +7,7 @@
 #include "data/files.h"
 #include "extensions/launcher/process.h"
 #include "extensions/launcher/scratch.h"
+#include "extensions/schedules/programs/collective_options.h"
 #include "train/interrupt.h"
 #include "train/model_format.h"
 

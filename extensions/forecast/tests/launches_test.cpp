@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
 
 #include "extensions/forecast/roofline.h"

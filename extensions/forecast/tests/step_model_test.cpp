@@ -2,7 +2,6 @@
 #include "extensions/forecast/step_model.h"
 
 #include <chrono>
-#include <cmath>
 
 #include "extensions/forecast/tests/util.h"
 #include "nn/models/gpt.h"

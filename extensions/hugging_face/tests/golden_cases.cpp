@@ -1,6 +1,5 @@
 // Cases of whole models: GPT-2 from Hugging Face's files; logits, gradients, a few training steps and greedy
 // generation.
-#include <cmath>
 
 #include "extensions/generation/generate.h"
 #include "extensions/hugging_face/names.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
-#include <map>
 
 #include "data/json.h"
 #include "data/safetensors.h"

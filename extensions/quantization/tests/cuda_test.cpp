@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "extensions/quantization/codes.h"
 #include "extensions/quantization/eight_bit.h"

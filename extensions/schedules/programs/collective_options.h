@@ -2,10 +2,17 @@
 // Options that describe a collective, for `lockstep schedule` and the commands of other extensions.
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
+#include "base/check.h"
 #include "dist/schedule.h"
 
 namespace apps {
+
+/// Error if one of these options was given. The Error's text is the option's name, followed by `why`.
+inline void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why) {
+  for (const std::string& option : options) LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, why);
+}
 
 /// The options of a command line that describe a collective.
 struct CollectiveAsked {

@@ -2,8 +2,6 @@
 // that train with it under any plan.
 #include <doctest/doctest.h>
 
-#include <cmath>
-
 #include "data/safetensors.h"
 #include "engine/check_plan.h"
 #include "engine/engine.h"

@@ -3,7 +3,6 @@
 
 #include <csetjmp>
 #include <cstring>
-#include <memory>
 
 #include "extensions/vision/pictures/image_pixels.h"
 #include "tensor/ops.h"

@@ -1,5 +1,4 @@
 // RandAugment: see transforms.h. Strengths are as in torchvision.
-#include <array>
 #include <cmath>
 
 #include "data/draw.h"

@@ -11,7 +11,6 @@
 // operator() of each transform takes an image (channels, height, width) and returns the changed one. Error for invalid
 // options or an unsupported dtype or shape.
 #include <functional>
-#include <utility>
 #include <vector>
 
 #include "data/dataset.h"

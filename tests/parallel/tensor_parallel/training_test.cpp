@@ -2,8 +2,6 @@
 // layer.
 #include <doctest/doctest.h>
 
-#include <mutex>
-
 #include "autograd/autocast.h"
 #include "optim/optim.h"
 #include "optim/optimizer.h"
