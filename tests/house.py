@@ -17,13 +17,13 @@ from public_headers import behind  # noqa: E402
 
 # The most that each count may be, and where it shall come.
 LIMITS = {
-    "lines of the core": (86068, 75000),
+    "lines of the core": (75109, 75000),
     "lines of source, bench/ and examples/": (127700, 114000),
     "lines of tests": (67676, 60000),
     "includes of an extension's header in the core": (0, 0),
     "types of extensions that the core names": (0, 0),
     "pairs of extensions that include each other's headers": (0, 0),
-    "headers behind lockstep.h": (70, 70),
+    "headers behind lockstep.h": (67, 70),
     "members of the largest struct": (34, 40),
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+// The names of a model's parameters, for tests.
 #include "nn/module.h"
 
 inline std::vector<std::string> names_of(lockstep::nn::Module& module) {
