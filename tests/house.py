@@ -17,7 +17,7 @@ from public_headers import behind  # noqa: E402
 
 # The most that each count may be, and where it shall come.
 LIMITS = {
-    "lines of the core": (75109, 75000),
+    "lines of the core": (75000, 75000),
     "lines of source, bench/ and examples/": (127700, 114000),
     "lines of tests": (67676, 60000),
     "includes of an extension's header in the core": (0, 0),

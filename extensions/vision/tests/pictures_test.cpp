@@ -96,8 +96,8 @@ TEST_CASE("pictures: modes") {
   const Tensor rgba = of("rgba.png", ImageMode::unchanged), la = of("gray_alpha.png", ImageMode::unchanged);
   CHECK(picture_difference(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
   CHECK(picture_difference(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
-  CHECK(picture_difference(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) ==
-        0);
+  CHECK(picture_difference(of("gray_alpha.png", ImageMode::rgb_alpha),
+                           cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) == 0);
   CHECK(picture_difference(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
   CHECK(min(of("rgb.jpg", ImageMode::rgb_alpha).narrow(0, 3, 1)).item() == 255);
   CHECK(of("rgb.jpg", ImageMode::gray).shape() == Shape{1, 33, 35});
@@ -112,8 +112,8 @@ TEST_CASE("pictures: PNG comes back as it was written") {
       const Tensor image = ramp(channels, h, w);
       save_png(dir / "a.png", image, int(channels));
       CHECK(picture_difference(read_image(dir / "a.png"), image) == 0);
-      CHECK(picture_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) ==
-            0);
+      CHECK(picture_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))),
+                               image.transpose(1, 2)) == 0);
     }
   CHECK(dir.files() == 2);
   CHECK_ERROR(encode_png(ramp(5, 1, 1)), "[encode_png] expected 1 to 4 channels, got 5");
