@@ -267,7 +267,7 @@ def names():
         for one in patterns.split(","):
             check(f"cases of {family}: {one}", fnmatch.filter([c.lower() for c in cases], one.lower()))
     check("tools' families", all(family in module.FAMILIES for families in module.TOOLS.values() for family in families))
-    kernels = "".join(p.read_text() for p in ROOT.glob("*/cuda/*.cu*"))
+    kernels = "".join(p.read_text() for p in ROOT.glob("*/cuda/*"))
     check("a step ends with the optimizer's kernel", "step_all_kernel" in kernels)
     check("filter of one case", module.pattern("a, b * c") == "-tc=a? b ? c")
     for name, group in (("nvjet_sm90_tst", "products"), ("void lockstep::norm_grad_kernel<1>", "norms"), ("loss_kernel", "loss"), ("void cublasLt::splitKreduce_kernel", "sums of split products"), ("x", "other")):
