@@ -360,10 +360,13 @@ TEST_CASE("wrong arguments are named") {
   const Variable x(randn({64, 5}), true), y(randn({30, 2}), true);
   const Tensor labels = integers({0, 5}, {2});
   const Variable two(randn({2, 5}));
-  CHECK_ERROR_IS(mse_loss(x, y), "[mse_loss] expected x and target of one shape, got (64, 5) and (30, 2)");
-  CHECK_ERROR_IS(cross_entropy(two, labels), "[cross_entropy] expected targets in [0, 5), got 5 in row 1");
-  CHECK_ERROR_IS(cross_entropy(x, labels),
-                 "[cross_entropy] expected class indices of shape (64) for logits (64, 5), got (2)");
+  CHECK_ERROR_IS(mse_loss(x, y),
+                 "[mse_loss] expected x and target of one shape, got (64, 5) and (30, 2); reshape one of them");
+  CHECK_ERROR_IS(cross_entropy(two, labels),
+                 "[cross_entropy] expected targets in [0, 5), got 5 in row 1; correct the targets");
+  CHECK_ERROR_IS(
+      cross_entropy(x, labels),
+      "[cross_entropy] expected class indices of shape (64) for logits (64, 5), got (2); reshape the indices");
   CHECK_ERROR_IS(
       cross_entropy(x, y),
       "[cross_entropy] expected probabilities of the logits' shape (64, 5) (or i64 class indices of shape (64)), got "

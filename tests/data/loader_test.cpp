@@ -249,7 +249,7 @@ TEST_CASE("RepeatingLoader goes on for ever, over epochs and after a state at th
   RepeatingLoader resumed(again);
   CHECK(resumed.next().input.to_vector<int64_t>() == repeating.next().input.to_vector<int64_t>());
   DataLoader empty(numbers(0));
-  CHECK_ERROR(RepeatingLoader(empty), "expected a loader with at least one batch");
+  CHECK_ERROR(RepeatingLoader(empty), "expected a loader with a batch, got an empty one");
 }
 
 TEST_CASE("subset, split, concatenation") {

@@ -120,7 +120,7 @@ def dead_links(document):
 
 def missing_tests(document):
     """In tables whose last column is "tests", every `name` must be the beginning of a test's name."""
-    tests = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("*")) if path.suffix in (".cpp", ".py") and path != pathlib.Path(__file__))
+    tests = "".join(path.read_text() for path in sorted([*(ROOT / "tests").rglob("*"), *ROOT.glob("extensions/*/tests/**/*")]) if path.suffix in (".cpp", ".py") and path != pathlib.Path(__file__))
     listed = False
     for line in document.read_text().splitlines():
         cells = line.split("|")

@@ -13,7 +13,8 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
   const Variable w(ones({3, 4}), true);
   const Tensor x = ones({2, 3});
   nn::Linear layer({.in = 4, .out = 3});
-  CHECK_ERROR_IS(add(ones({2, 3}), ones({2, 4})), "[add] expected shapes that broadcast, got (2, 3) and (2, 4)");
+  CHECK_ERROR_IS(add(ones({2, 3}), ones({2, 4})),
+                 "[add] expected shapes that broadcast, got (2, 3) and (2, 4); reshape or expand one of them");
   CHECK_ERROR_IS(x.t().view({6}),
                  "[view] cannot view shape (3, 2) with strides (1, 3) as (6) without a copy; use reshape");
   CHECK_ERROR_IS(x.reshape({4, 2}),
@@ -21,7 +22,8 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
   CHECK_ERROR_IS(softmax(x, 2), "[softmax] expected a dim from -2 to 1, got 2");
   CHECK_ERROR_IS(
       (w * w).backward(),
-      "[backward] expected a gradient for a result of shape (3, 4) (only a result of one element may omit it)");
+      "[backward] expected a gradient for a result of shape (3, 4) (only a result of one element may omit it), got "
+      "none; pass one");
   CHECK_ERROR_IS(
       sum(Variable(x)).backward(),
       "[backward] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "

@@ -45,7 +45,7 @@ TEST_CASE("errors name the operation, the expected value and the actual one") {
   CHECK_ERROR(x.item(), "[item] expected a tensor of one element, got shape (2, 3)");
   CHECK_ERROR(x.view({4, -1}), "[view] expected a shape of 6 elements");
   CHECK_ERROR(x.view({-1, -1}), "got (-1, -1)");
-  CHECK_ERROR(x.t().view({6}), "(use reshape)");
+  CHECK_ERROR(x.t().view({6}), "; use reshape");
   CHECK_ERROR(x.select(0, 2), "[select] expected an index from -2 to 1, got 2");
   CHECK_ERROR(x.transpose(0, 2), "[transpose] expected a dim from -2 to 1, got 2");
   CHECK_ERROR(x.permute({0, 0}), "[permute] expected every dim once, got (0, 0)");

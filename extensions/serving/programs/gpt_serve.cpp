@@ -48,7 +48,8 @@ std::string key_of(const ServeOptions& o) {
   for (const char c : key)
     LOCKSTEP_CHECK(
         c > ' ' && c < 127,
-        "[serve] expected a key of ASCII letters, digits and signs, got another character; make another key");
+        "[serve] expected a key of ASCII letters, digits and signs, without spaces, got another character; make "
+        "another key");
   return key;
 }
 
