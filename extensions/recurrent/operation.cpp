@@ -67,7 +67,7 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
   return sum;
 }
 
-/// For every row of `out`, the state that its sequence had before this step. `first` holds the initial states.
+/// For every row of `out`, the state that its sequence had before the row's step. `first` holds the initial states.
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());
