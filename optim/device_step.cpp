@@ -32,8 +32,8 @@ struct Optimizer::OnDevice {
   std::vector<Taking> recorded;  // parameters of the captured step
   bool clips = false, has_norm = false;
   bool is_new = false;  // true: captured, but not replayed yet
-  // True: the graph may write parameters after the optimizer's step. A replay does not change their versions, so the f32
-  // masters of 16-bit parameters are then compared with the parameters before each step.
+  // True: the graph may write parameters after the optimizer's step. A replay does not change their versions, so the
+  // f32 masters of 16-bit parameters are then compared with the parameters before each step.
   bool writes = false;
 };
 

@@ -24,7 +24,7 @@ struct FlopsProfilerConfig {
   std::optional<std::string> output_file;
 };
 
-/// Where training curves are written: to a folder JOB_NAME in OUTPUT_PATH.
+/// Training curves are written to the folder JOB_NAME in OUTPUT_PATH.
 struct MonitorConfig {
   bool enabled = false;
   std::string output_path;

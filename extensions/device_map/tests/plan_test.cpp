@@ -45,7 +45,7 @@ struct Net : nn::Layer<Net> {
   void fields(nn::Fields& f) override { f("first", first)("blocks", blocks)("last", last); }
 };
 constexpr int64_t layer = 80;
-const std::vector<std::string> whole_blocks = {"Block"};  // for no_split_module_classes
+const std::vector<std::string> unsplit = {"Block"};  // for no_split_module_classes
 
 /// A plan's map as text, "first=cpu:0 blocks.0=cpu:1 ...".
 std::string printed(const Placement& plan) {
@@ -78,7 +78,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
        {},
        "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1.a=cpu:1 blocks.1.b=cpu:2 first=cpu:0 last=cpu:2",
        0},
-      {"auto", three, whole_blocks, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
+      {"auto", three, unsplit, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
       {"sequential", two, {}, "all=cpu:0", 0},
       {"sequential",
        {{"cpu:0", layer * 2}, {"cpu:1", layer * 10}},
@@ -101,7 +101,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
        layer},
       {"sequential",
        {{"cpu:0", layer * 3}, {"cpu", layer * 3}},
-       whole_blocks,
+       unsplit,
        "blocks.0=cpu blocks.1=disk first=cpu:0 last=disk",
        2 * layer},
       {"auto", {{"cpu:0", layer}}, {}, "all=disk", layer},
@@ -158,7 +158,7 @@ TEST_CASE("device map: any limits give a plan that keeps them, or say how many b
   CHECK((fits > 50 && fails > 50));
   CHECK_ERROR(infer(net, "auto", {.max_memory = {{"cpu:0", layer * 2}, {"cpu:1", layer * 3}, {"disk", 0}}}),
               "the weights are 480 bytes, 3 places hold 400, 80 too few; last of 80 bytes fits nowhere");
-  CHECK_ERROR(infer(net, "auto", {.max_memory = {{"cpu:0", layer * 2 - 1}}, .no_split_module_classes = whole_blocks}),
+  CHECK_ERROR(infer(net, "auto", {.max_memory = {{"cpu:0", layer * 2 - 1}}, .no_split_module_classes = unsplit}),
               "cpu:0 may hold 159 bytes, and the largest part that has to come there to run needs 160, 1 more");
 }
 
