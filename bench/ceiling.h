@@ -1,6 +1,6 @@
 #pragma once
-// The machine's matrix-product ceiling: the speed of oneDNN's sgemm, measured between the training steps whose speed is
-// compared with the ceiling.
+// The machine's matrix-product ceiling: the speed of oneDNN's sgemm. It is measured between training steps, and their
+// speed is compared with it.
 #include <cstdint>
 #include <map>
 #include <vector>

@@ -17,8 +17,7 @@ TensorDataset read_all(const std::vector<std::string>& paths) {
   for (const auto& path : paths) {
     const int64_t size = files.emplace_back(MappedFile::open(path, max_bytes))->size();
     LOCKSTEP_CHECK(size > 0 && size % record == 0, "[cifar10] ", path, ": expected records of ", record,
-                   " bytes (label, 3 x 32 x 32 pixels), got ", size, " bytes, which is ", size % record,
-                   " too many; fetch the file again");
+                   " bytes (label, 3 x 32 x 32 pixels), at least one, got ", size, " bytes; fetch the file again");
     count += size / record;
     for (int64_t at = 0; at < size; at += record)
       LOCKSTEP_CHECK(int(files.back()->data()[at]) < 10, "[cifar10] ", path, ": expected labels from 0 to 9, got ",

@@ -33,7 +33,8 @@ void check_index(const char* dataset, int64_t index, int64_t size) {
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
                  "[take_rows] expected a tensor on the cpu with at least 1 dim, got ",
-                 x.defined() ? str(x.shape(), " on ", x.device()) : "none", "; move it with .to(cpu)");
+                 x.defined() ? str(x.shape(), " on ", x.device()) : "none",
+                 "; pass a cpu tensor with a row for each sample");
   for (const int64_t index : indices) check_index("take_rows", index, x.size(0));
   const Tensor source = x.contiguous();
   Shape shape = x.shape();

@@ -119,7 +119,7 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
     fits = !__builtin_mul_overflow(bytes, shape.back(), &bytes) && fits;
   }
   LOCKSTEP_CHECK(fits && bytes <= max_bytes, where, ": expected at most ", max_bytes, " bytes of elements, got shape ",
-                 shape, "; raise max_bytes of read_idx()");
+                 shape, fits ? "; raise max_bytes of read_idx()" : "; fetch the file again");
   LOCKSTEP_CHECK(bytes <= source.limit(), where, ": expected ", bytes, " bytes for shape ", shape, ", got at most ",
                  source.limit(), " (is the file truncated?); copy or download it again");
 

@@ -1,6 +1,7 @@
 // Reads and writes safetensors files. See safetensors.h.
 #include "data/safetensors.h"
 
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -25,7 +26,7 @@ class HeaderReader final : public JsonEvents {
 
   bool start_object(size_t) override {
     enter();
-    if (depth() > 2 || in_array_) refuse("expected ", wanted(), ", got an object");
+    if (depth() > 2 || in_array_) refuse_value("an object");
     if (depth() == 2) {
       in_metadata_ = key_ == "__metadata__";
       if (in_metadata_ && std::exchange(has_metadata_, true))
@@ -38,7 +39,9 @@ class HeaderReader final : public JsonEvents {
   bool end_object() override {
     leave();
     if (depth() == 1 && !in_metadata_) {
-      if (present_ != 7) refuse("tensor \"", header.entries.back().name, "\": expected dtype, shape and data_offsets");
+      if (present_ != 7)
+        refuse("tensor \"", header.entries.back().name, "\": expected dtype, shape and data_offsets, got ",
+               std::popcount(unsigned(present_)), " of them; write the file again");
       check_size(header.entries.back());
     }
     return true;
@@ -49,7 +52,7 @@ class HeaderReader final : public JsonEvents {
       field_ = key_ == "dtype" ? 1 : key_ == "shape" ? 2 : key_ == "data_offsets" ? 4 : 0;
       if (!field_)
         refuse("tensor \"", header.entries.back().name, "\": unknown key \"", key_,
-               "\"; expected dtype, shape and data_offsets");
+               "\"; expected dtype, shape and data_offsets; write the file again");
       if (present_ & field_)
         refuse("tensor \"", header.entries.back().name, "\": ", key_, " appears twice; write the file again");
       present_ |= field_;
@@ -57,21 +60,22 @@ class HeaderReader final : public JsonEvents {
     return true;
   }
   bool string(string_t& value) override {
-    if (depth() != 2 || in_array_) refuse("expected ", wanted(), ", got a string");
+    if (depth() != 2 || in_array_) refuse_value("a string");
     if (in_metadata_) {
       if (!header.metadata.emplace(key_, std::move(value)).second)
         refuse("__metadata__: key \"", key_, "\" appears twice; write the file again");
       return true;
     }
-    if (field_ != 1) refuse("expected ", wanted(), ", got a string");
+    if (field_ != 1) refuse_value("a string");
     for (const auto& [name, dtype] : dtypes)
       if (value == name) return header.entries.back().dtype = dtype, true;
     refuse("tensor \"", header.entries.back().name,
-           "\": expected dtype F32, F64, F16, BF16, I64, I32, I8, U8, BOOL or C64, got ", value);
+           "\": expected dtype F32, F64, F16, BF16, I64, I32, I8, U8, BOOL or C64, got ", value,
+           "; convert the tensor and write the file again");
   }
   bool start_array(size_t) override {
     enter();
-    if (depth() != 3 || in_metadata_ || in_array_ || field_ == 1) refuse("expected ", wanted(), ", got a list");
+    if (depth() != 3 || in_metadata_ || in_array_ || field_ == 1) refuse_value("a list");
     in_array_ = true;
     count_ = 0;
     return true;
@@ -80,31 +84,37 @@ class HeaderReader final : public JsonEvents {
     leave();
     in_array_ = false;
     if (field_ == 4 && count_ != 2)
-      refuse("tensor \"", header.entries.back().name, "\": expected 2 data_offsets, got ", count_);
+      refuse("tensor \"", header.entries.back().name, "\": expected 2 data_offsets, got ", count_,
+             "; write the file again");
     return true;
   }
   bool number_unsigned(number_unsigned_t value) override {
-    if (!in_array_) refuse("expected ", wanted(), ", got a number");
+    if (!in_array_) refuse_value("a number");
     SafeTensorsEntry& entry = header.entries.back();
     if (value > uint64_t(INT64_MAX))
       refuse("tensor \"", entry.name, "\": ", value, " does not fit in 63 bits; write the file again");
     // Until check_size(), entry.offset holds the first number of data_offsets, and entry.bytes the second.
     if (field_ == 4) (count_ == 0 ? entry.offset : entry.bytes) = int64_t(value);
     else if (count_ == Dims::max_rank)
-      refuse("tensor \"", entry.name, "\": expected at most ", Dims::max_rank, " dims");
+      refuse("tensor \"", entry.name, "\": expected at most ", Dims::max_rank,
+             " dims, got more; reshape it and write the file again");
     else entry.shape.push_back(int64_t(value));
     ++count_;
     return true;
   }
-  bool number_integer(number_integer_t value) override { refuse("expected ", wanted(), ", got ", value); }
-  bool number_float(number_float_t, const string_t& text) override { refuse("expected ", wanted(), ", got ", text); }
+  bool number_integer(number_integer_t value) override { refuse_value(value); }
+  bool number_float(number_float_t, const string_t& text) override { refuse_value(text); }
   bool null() override {
     const bool none = depth() == 1 && !in_array_ && key_ == "__metadata__" && !std::exchange(has_metadata_, true);
-    return none || (refuse("expected ", wanted(), ", got null"), false);
+    return none || (refuse_value("null"), false);
   }
-  bool boolean(bool) override { refuse("expected ", wanted(), ", got a bool"); }
+  bool boolean(bool) override { refuse_value("a bool"); }
 
  private:
+  template <class T> [[noreturn]] void refuse_value(const T& value) const {
+    refuse("expected ", wanted(), ", got ", value, "; write the file again");
+  }
+
   const char* wanted() const {
     if (depth() < 1 || (depth() == 1 && !in_array_)) return "an object";
     if (in_array_ || depth() == 3) return "sizes that are whole numbers from 0 up";
@@ -123,7 +133,7 @@ class HeaderReader final : public JsonEvents {
     const int64_t begin = entry.offset, end = entry.bytes;
     if (end < begin || end - begin != bytes)
       refuse("tensor \"", entry.name, "\": expected ", bytes, " bytes for ", name_of(entry.dtype), entry.shape,
-             ", got data_offsets [", begin, ", ", end, "]");
+             ", got data_offsets [", begin, ", ", end, "]; write the file again");
     entry.bytes = bytes;
   }
 

@@ -60,7 +60,8 @@ void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece
 Tokens::Tokens(const Tensor& tokens, const char* op) {
   LOCKSTEP_CHECK(tokens.defined() && tokens.dim() == 1 && tokens.device().is_cpu(), "[", op,
                  "] expected a list of tokens (1 dim, cpu), got ",
-                 tokens.defined() ? str(tokens.shape()) : "an undefined tensor", "; flatten() it, or use .to(cpu)");
+                 tokens.defined() ? str(tokens.shape(), " on ", tokens.device(), "; flatten() it, or use .to(cpu)")
+                                  : "an undefined tensor; give one with tokens");
   LOCKSTEP_CHECK(tokens.dtype() == u8 || tokens.dtype() == i32 || tokens.dtype() == i64, "[", op,
                  "] expected u8, i32 or i64 tokens, got ", tokens.dtype(), "; convert them with .to(i64)");
   const auto kept = std::make_shared<const Tensor>(tokens.contiguous());

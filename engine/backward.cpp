@@ -155,7 +155,7 @@ void EngineBase::Impl::check_backward(int64_t tokens_) const {
 
 void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
   LOCKSTEP_CHECK(loss_.defined() && loss_.numel() == 1, "[backward] expected a loss of one element, got ",
-                 loss_.defined() ? str(loss_.shape()) : "none", "; take its mean");
+                 loss_.defined() ? str(loss_.shape()) + "; take its mean" : "none; pass the loss of the forward pass");
   check_backward(tokens_);
   set_factor(own_factor());
   pass(*factor == 1 && !now.graph ? loss_ : scaled_by_factor(loss_), loss_.tensor(), tokens_);
@@ -204,7 +204,7 @@ Variable EngineBase::scale(const Variable& loss) { return engine::scale(loss, {t
 Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
   LOCKSTEP_CHECK(!engines.empty(), "[scale] expected at least one engine, got none");
   LOCKSTEP_CHECK(loss.defined() && loss.numel() == 1, "[scale] expected a loss of one element, got ",
-                 loss.defined() ? str(loss.shape()) : "none", "; take its mean");
+                 loss.defined() ? str(loss.shape()) + "; take its mean" : "none; pass the loss of the forward pass");
   double least = std::numeric_limits<double>::infinity();
   for (const EngineBase* engine : engines) {
     engine->impl_->check_open("scale");

@@ -49,7 +49,8 @@ void EngineBase::Impl::gather_losses() {
     return;
   }
   const int64_t count = int64_t(micros.size()), shares = count * group->size(), replica = group->rank() / context_ranks;
-  std::vector<double> all(size_t(2 * shares));  // one entry for each share of a micro-batch; nonzero on one rank only
+  // The losses of all shares of micro-batches, then their tokens (-1: the loss is a mean). Each rank sets its own.
+  std::vector<double> all(size_t(2 * shares));
   for (int64_t i = 0; i < count; ++i) {
     const int64_t number = are_interleaved() ? i * replicas() + replica : replica * count + i,
                   at = number * context_ranks + group->rank() % context_ranks;
@@ -66,8 +67,10 @@ void EngineBase::Impl::gather_losses() {
     (of_micro < 0 ? means : sums) = true;
     tokens += std::max(of_micro, 0.0);
   }
-  LOCKSTEP_CHECK(!(sums && means),
-                 "[step] expected all ranks with backward(loss), or all with backward(loss_sum, tokens); got both");
+  LOCKSTEP_CHECK(
+      !(sums && means),
+      "[step] expected all ranks to call backward(loss), or all to call backward(loss_sum, tokens), got both; "
+      "call the same one on every rank");
   LOCKSTEP_CHECK(!sums || tokens > 0,
                  "[step] expected at least one token in the micro-batches of a step, got 0 at all ranks; "
                  "skip that step");
@@ -127,7 +130,7 @@ void EngineBase::Impl::end_update() {
 
 void EngineBase::Impl::call_participants() {
   const auto maximum = [this](const Tensor& numbers) {
-    const dist::CollectiveOptions settings{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
+    const dist::CollectiveOptions settings{.op = dist::ReduceOp::max, .tag = "maxima for reports of a step"};
     if (group->size() > 1) group->all_reduce(numbers, settings);
     if (plan.tp > 1) (own_mesh ? own_mesh->tp() : part->mesh->tp()).all_reduce(numbers, settings);
   };

@@ -32,7 +32,9 @@ struct Optimizer::OnDevice {
   std::vector<Taking> recorded;  // parameters of the captured step
   bool clips = false, has_norm = false;
   bool is_new = false;  // true: captured, but not replayed yet
-  bool writes = false;  // true: the graph may also write parameters after the step; a replay changes no versions
+  // True: the graph may write parameters after the optimizer's step. A replay does not change their versions, so the
+  // f32 masters of 16-bit parameters are then compared with the parameters before each step.
+  bool writes = false;
 };
 
 namespace {

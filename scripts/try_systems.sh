@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs README's two commands on bare systems: Debian's and Ubuntu's smallest roots, in which not even a compiler is installed.
+# Runs README's commands scripts/demo.sh and scripts/test.sh on bare systems: Debian's and Ubuntu's smallest roots, in
+# which not even a compiler is installed.
 #
 #   scripts/try_systems.sh [--cxx COMPILER]... [SYSTEM...] [-- COMMAND...]
 #

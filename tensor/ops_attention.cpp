@@ -36,7 +36,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
   check_floating(op, q);
   check_defined(op, k);
   LOCKSTEP_CHECK(q.dim() == 4 && k.dim() == 4, "[", op, "] expected q (B, H, T, D) and k (B, G, S, D), got ", q.shape(),
-                 " and ", k.shape(), "; unsqueeze() adds a missing dim");
+                 " and ", k.shape(), "; reshape them (unsqueeze() adds a dim)");
   const int64_t heads = q.shape()[1], groups = k.shape()[1], width = q.shape()[3];
   LOCKSTEP_CHECK(groups > 0 && heads % groups == 0, "[", op,
                  "] expected the heads of q to be a multiple of the heads of k, got ", heads, " and ", groups);

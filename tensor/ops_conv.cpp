@@ -60,7 +60,8 @@ Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs&
     const int64_t padded = x[d + 2] + 2 * args.padding[d], reach = args.dilation[d] * (w[d + 2] - 1) + 1;
     LOCKSTEP_CHECK(w[d + 2] >= 1 && reach <= padded, "[", op,
                    "] expected a kernel that fits the padded input, got weight ", w, ", dilation ", args.dilation,
-                   ", padding ", args.padding, " for input ", x, "; use more padding, or a smaller kernel");
+                   ", padding ", args.padding, " for input ", x,
+                   w[d + 2] < 1 ? "; use a larger kernel" : "; use more padding, or a smaller kernel");
     out.push_back((padded - reach) / args.stride[d] + 1);
   }
   return out;
@@ -100,7 +101,7 @@ Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& bias, int64_t stri
   check_operands("conv1d", x, w);
   LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
                  "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(), " and ",
-                 w.shape(), "; unsqueeze() adds a missing dim");
+                 w.shape(), "; reshape them (unsqueeze() adds a dim)");
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
 }

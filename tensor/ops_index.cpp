@@ -126,7 +126,7 @@ const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, con
                               int64_t padding_index) {
   check_floating("embedding_grad_", grad_weight);
   check_defined("embedding_grad_", grad);
-  LOCKSTEP_CHECK(grad_weight.dim() == 2, "[embedding_grad_] expected a gradient of shape (rows, columns), got ",
+  LOCKSTEP_CHECK(grad_weight.dim() == 2, "[embedding_grad_] expected a grad_weight of shape (rows, columns), got ",
                  grad_weight.shape());
   check_same_dtype("embedding_grad_", grad_weight, grad);
   check_same_device("embedding_grad_", grad_weight, grad);

@@ -11,7 +11,7 @@
 //
 // Cost of all_reduce of S bytes: 2(n-1) steps, 2(n-1)/n·S bytes sent by each rank: the minimum, without a bottleneck.
 // Chunk i is added in the order i+1, i+2, .., i, which depends on n. Patarasuk and Yuan, Bandwidth optimal all-reduce
-// algorithms for clusters of workstations, 2009.
+// algorithms for clusters of workstations, 2009. This file lists the steps; dist/executor.cpp moves the bytes.
 #include "dist/algorithm_rules.h"
 #include "dist/schedules/writer.h"
 

@@ -99,7 +99,9 @@ int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const Exp
   for (const auto& [name, tensor] : m.tensors) {
     if (!name.starts_with(options.prefix)) continue;
     const auto [there, turned] = renamed(name);
-    LOCKSTEP_CHECK(!turned || tensor.shape.rank() == 2, op, "expected ", name, " to be a matrix, got ", tensor.shape);
+    LOCKSTEP_CHECK(!turned || tensor.shape.rank() == 2, op, "expected ", name,
+                   " to be a matrix, because the new names store it transposed, got ", tensor.shape,
+                   "; export with other names, or without renaming");
     LOCKSTEP_CHECK(sources.emplace(there, Source{name, turned}).second, op, "two tensors would be called ", there,
                    "; the second is ", name, "; give each a name of its own");
     entries.push_back({there, is_floating(tensor.dtype) ? options.dtype : tensor.dtype,

@@ -1,6 +1,6 @@
 #pragma once
 // Reports of a training run: curves for TensorBoard and CSV files (rank 0 only), statistics of collectives, and FLOPs
-// of modules. config.section<FlopsProfilerConfig>() and so on are the sections of a configuration.
+// of modules. config.section<FlopsProfilerConfig>() returns the section "flops_profiler", and likewise for the others.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,7 +24,7 @@ struct FlopsProfilerConfig {
   std::optional<std::string> output_file;
 };
 
-/// Files with training curves.
+/// Training curves are written to the folder JOB_NAME in OUTPUT_PATH.
 struct MonitorConfig {
   bool enabled = false;
   std::string output_path;
@@ -63,7 +63,7 @@ std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
 
 /// The comms_logger of DeepSpeed: counts calls, bytes and time of each collective, and computes bandwidths.
 ///   algbw = bytes of the whole tensor / time
-///   busbw = algbw x (bytes that each of n ranks must send at least / bytes of the tensor): all_reduce 2(n-1)/n;
+///   busbw = algbw x (the least that each of n ranks must send / bytes of the tensor): all_reduce 2(n-1)/n;
 ///           reduce_scatter, all_gather, all_to_all (n-1)/n; others 1
 class CommsLogger {
  public:

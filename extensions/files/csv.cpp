@@ -122,7 +122,8 @@ template <class T> T number_of(const std::string& field, bool empty_is_nan, cons
   LOCKSTEP_CHECK(at == end && error != std::errc::invalid_argument, where(), ": expected ",
                  std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field), "\"");
   LOCKSTEP_CHECK(error == std::errc() && std::isinf(double(T(value))) == std::isinf(double(value)), where(),
-                 ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field), "; choose a wider dtype");
+                 ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field),
+                 "; choose another dtype, or correct the field");
   return T(value);
 }
 

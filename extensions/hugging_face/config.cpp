@@ -133,8 +133,9 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  "divides hidden_size ",
                  width, is_llama ? "" : ", or a head_dim", ", got ", heads, "; correct the file");
   const int64_t head_size = c.integer("head_dim", width / heads);
-  LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
-                 " heads of ", head_size, " are too many; expected at most ", int64_t(1) << 24, " features");
+  LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: expected 1 to ",
+                 int64_t(1) << 24, " features of all heads together, got ", heads, " heads of ", head_size,
+                 "; correct the file");
   const bool attention_bias = f.query_bias || c.flag("attention_bias", false), mlp_bias = c.flag("mlp_bias", false);
   const Rope rope = rope_from(c, context);
   GPT::Options o{.vocab = c.integer("vocab_size", f.vocab),

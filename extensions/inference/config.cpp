@@ -12,8 +12,6 @@ namespace lockstep::inference {
 using data::Json;
 using namespace engine;  // Key, Range and the functions of engine/config_table.h
 
-using InferenceConfig = inference::InferenceConfig;  // not engine::Config
-
 namespace {
 
 std::vector<Key> make_table() {
@@ -104,7 +102,8 @@ void check_checkpoint(const InferenceConfig& c, std::vector<std::string>& proble
   }
   const auto& own = c.checkpoint_config;
   if (!at.is_null() && !own.checkpoint_dir.empty() && at != Json(own.checkpoint_dir))
-    problems.push_back("checkpoint: expected the same as checkpoint_config.checkpoint_dir; leave one out");
+    problems.push_back(str("checkpoint: expected the same as checkpoint_config.checkpoint_dir, got ", printed(at),
+                           " and \"", own.checkpoint_dir, "\"; leave one out"));
   check_same("base_dir", c.base_dir, "checkpoint_config.base_dir", own.base_dir, problems);
   check_same("save_mp_checkpoint_path", c.save_mp_checkpoint_path, "checkpoint_config.save_mp_checkpoint_path",
              own.save_mp_checkpoint_path, problems);
@@ -123,7 +122,7 @@ void check_policy(const Json& policy, std::vector<std::string>& problems) {
   if (!policy.is_null() && !(policy.is_object() && std::ranges::all_of(policy.as_object(), is_names)))
     problems.push_back(
         str("injection_policy: expected {\"TransformerBlock\": [\"attention.out_proj\", \"mlp.down\"]}, "
-            "names of layers by kinds of modules, got ",
+            "a module's type, and the names of its layers whose outputs are summed over ranks; got ",
             printed(policy)));
 }
 
@@ -142,7 +141,8 @@ void check_together(InferenceConfig& c, std::vector<std::string>& problems) {
   if (c.is_int8() && !(c.quant.enabled && w.enabled))
     problems.push_back("quant: dtype is int8, and quant disables quantisation; leave one of them out");
   if (c.is_int8() && c.quant.activation.enabled && w.num_bits != 8)
-    problems.push_back("quant.activation.enabled: expected weight.num_bits 8 with it");
+    problems.push_back(str("quant.activation.enabled: expected quant.weight.num_bits 8 with it, got ", w.num_bits,
+                           "; write 8, or leave quant.activation out"));
   if (!c.is_int8())
     for (const std::string& key : c.given)
       if (key.starts_with("quant.weight.") || key.starts_with("quant.activation.") || key.starts_with("quant.qkv."))
@@ -236,7 +236,8 @@ Most files need only these:
 - **Errors** come at the start, all of them at once: an unknown key, a wrong type, a value out of
   range, keys that contradict each other.
 - **Short forms:** `"moe": true` means `{"enabled": true}`. A single number of experts needs no
-  list. `"quant": [true, 8]` is DeepSpeed's older form of `q_groups` 8.
+  list. `"quant": [true, 8]` is DeepSpeed's older form of `mlp_extra_grouping` true and
+  `q_groups` 8.
 
 ## Keys
 

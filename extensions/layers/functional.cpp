@@ -17,7 +17,7 @@ struct Call {
     LOCKSTEP_CHECK(!given.empty(), "[", op, "] expected at least one input, got none; pass some");
     for (const Variable& x : given) {
       LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
-                     x.defined() ? str(x.dtype()) : "an undefined one", "; convert them with .to(f32)");
+                     x.defined() ? str(x.dtype(), "; convert them with .to(f32)") : "an undefined one; leave it out");
       // A new variable, because fn may also read the caller's variable directly. With create_graph the new variable
       // stays on the caller's graph.
       inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));

@@ -58,7 +58,7 @@ PixelShuffle::PixelShuffle(const Options& o) : factor(positive("PixelShuffle", "
 Variable PixelShuffle::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() >= 3 && x.size(-3) % (factor * factor) == 0,
                  "[PixelShuffle] expected input (..., C, H, W) with C a multiple of ", factor * factor, ", got ",
-                 x.shape(), "; change the channels, or factor");
+                 x.shape(), "; reshape the input, or change factor");
   const int64_t c = x.size(-3) / (factor * factor), h = x.size(-2), w = x.size(-1);
   const Shape shape = with_image(x.shape(), c, h * factor, w * factor);
   return x.reshape({images_of(x.shape()), c, factor, factor, h, w}).permute({0, 1, 4, 2, 5, 3}).reshape(shape);
@@ -68,7 +68,7 @@ PixelUnshuffle::PixelUnshuffle(const Options& o) : factor(positive("PixelUnshuff
 Variable PixelUnshuffle::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() >= 3 && x.size(-2) % factor == 0 && x.size(-1) % factor == 0,
                  "[PixelUnshuffle] expected input (..., C, H, W) with H and W multiples of ", factor, ", got ",
-                 x.shape(), "; crop or pad the input");
+                 x.shape(), "; reshape, crop or pad the input");
   const int64_t c = x.size(-3), h = x.size(-2) / factor, w = x.size(-1) / factor;
   const Shape shape = with_image(x.shape(), c * factor * factor, h, w);
   return x.reshape({images_of(x.shape()), c, h, factor, w, factor}).permute({0, 1, 3, 5, 2, 4}).reshape(shape);

@@ -98,7 +98,7 @@ Variable TransformerDecoderLayer::forward(const Variable& x, const Variable& mem
   LOCKSTEP_CHECK(
       memory.dim() == x.dim() && memory.size(-1) == o.width && (batched.single || memory.size(batch) == x.size(batch)),
       "[TransformerDecoderLayer] expected memory like the input ", x.shape(), ", except for the number of tokens, got ",
-      memory.shape(), "; encode a source for each target");
+      memory.shape(), "; encode a source for each target, with the same width");
   const AttentionMasks target = batched.in(masks.target), source = batched.in(masks.memory);
   const Variable read = batched.in(memory);
   Variable y = with_part(batched.in(x), o.norm_first, norm1,

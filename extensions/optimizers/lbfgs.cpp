@@ -47,7 +47,7 @@ LBFGS::LBFGS(std::vector<Variable> parameters, const LBFGSOptions& options) {
   for (const Variable& p : parameters)
     LOCKSTEP_CHECK(p.defined() && size_of(p.dtype()) >= 4 && p.dtype() == parameters[0].dtype(),
                    "[LBFGS] expected parameters all of f32 or all of f64, got ",
-                   p.defined() ? str(p.dtype()) : std::string("an undefined one"), "; convert them with Module::to()");
+                   p.defined() ? str(p.dtype(), "; convert them with Module::to()") : "an undefined one; leave it out");
   add_group(std::move(parameters), options);
 }
 void LBFGS::step(double) { refuse_step(); }

@@ -51,11 +51,12 @@ Variable zeros_for(const Variable& like, const Shape& shape) {
 PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int64_t>& lengths,
                                     const PackOptions& options) {
   LOCKSTEP_CHECK(input.defined() && input.dim() >= 2, "[pack_padded_sequence] expected input (T, B, ...), got ",
-                 input.defined() ? str(input.shape()) : "nothing", "; reshape it");
+                 input.defined() ? str(input.shape(), "; reshape it") : "nothing; pass one");
   const Variable x = options.batch_first ? input.transpose(0, 1) : input;
   const int64_t steps = x.size(0), batch = x.size(1);
   LOCKSTEP_CHECK(batch >= 1 && int64_t(lengths.size()) == batch, "[pack_padded_sequence] expected ", batch,
-                 " lengths for input ", input.shape(), ", got ", lengths.size(), "; give one per sequence");
+                 " lengths for input ", input.shape(), ", got ", lengths.size(),
+                 batch < 1 ? "; leave empty batches out" : "; give one per sequence");
   for (const int64_t n : lengths)
     LOCKSTEP_CHECK(n >= 1 && n <= steps, "[pack_padded_sequence] expected lengths from 1 to ", steps, ", got ", n);
   PackedSequence packed;
@@ -197,7 +198,7 @@ LstmOutput Recurrence::run(const Variable& x, const Variable& h, const Variable&
   const bool batched = x.defined() && x.dim() == 3;
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 2 || x.dim() == 3) && x.size(-1) == o.input, "[", name_,
                  "] expected input ", o.batch_first ? "(B, T, " : "(T, B, ", o.input, ") or (T, ", o.input, "), got ",
-                 x.defined() ? str(x.shape()) : "nothing", "; reshape the input");
+                 x.defined() ? str(x.shape(), "; reshape the input") : "nothing; pass one");
   const int time = batched && o.batch_first ? 1 : 0;
   const int64_t steps = x.size(time), batch = batched ? x.size(1 - time) : 1;
   LOCKSTEP_CHECK(steps > 0 && batch > 0, "[", name_, "] expected at least 1 step of at least 1 sequence, got ",

@@ -18,7 +18,7 @@ constexpr const char* recurrent_name = "recurrent";
 
 void check_weight(const char* name, const Variable& weight, const Shape& shape, const Variable& x) {
   LOCKSTEP_CHECK(weight.defined() && weight.shape() == shape, "[recurrent] expected ", name, " of shape ", shape,
-                 ", got ", weight.defined() ? str(weight.shape()) : "nothing", "; reshape it");
+                 ", got ", weight.defined() ? str(weight.shape(), "; reshape it") : "nothing; pass it");
   LOCKSTEP_CHECK(weight.dtype() == x.dtype() && weight.device() == x.device(), "[recurrent] expected ", name, " of ",
                  x.dtype(), " on ", x.device(), " as the input, got ", weight.dtype(), " on ", weight.device());
 }
@@ -39,7 +39,7 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
                  "; change the input, or args.batch");
   LOCKSTEP_CHECK(w.hidden.defined() && w.hidden.dim() == 2,
                  "[recurrent] expected hidden weights of 2 dims, (G H, P) for G gates, H cells and P states, got ",
-                 w.hidden.defined() ? str(w.hidden.shape()) : "none", "; reshape them");
+                 w.hidden.defined() ? str(w.hidden.shape(), "; reshape them") : "none; pass them");
   const bool lstm = args.cell == RecurrentCell::lstm;
   const int64_t all = w.hidden.size(0), hidden = all / gates_of(args.cell), fed = w.hidden.size(1);
   check_weight("hidden weights", w.hidden, {hidden * gates_of(args.cell), w.project.defined() ? fed : hidden}, x);
@@ -67,7 +67,7 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
   return sum;
 }
 
-/// For every row of `out`, the state that its sequence had before this step. `first` holds the initial states.
+/// For every row of `out`, the state that its sequence had before the row's step. `first` holds the initial states.
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());

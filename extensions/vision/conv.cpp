@@ -37,7 +37,7 @@ void check_triple(const char* op, const char* name, const Dims& triple, int64_t 
 
 void check_volumes(const char* op, const char* weight, const Variable& x, const Variable& w, const ConvArgs& args) {
   LOCKSTEP_CHECK(x.dim() == 5 && w.dim() == 5, "[", op, "] expected an input (N, C, D, H, W) and a weight ", weight,
-                 ", got ", x.shape(), " and ", w.shape(), "; unsqueeze() adds a missing dim");
+                 ", got ", x.shape(), " and ", w.shape(), "; reshape them (unsqueeze() adds a dim)");
   check_triple(op, "stride", args.stride, 1);
   check_triple(op, "padding", args.padding, 0);
   check_triple(op, "dilation", args.dilation, 1);
@@ -132,7 +132,8 @@ Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, cons
     const int64_t padded = x.size(d + 2) + 2 * args.padding[d], reach = args.dilation[d] * (w.size(d + 2) - 1) + 1;
     LOCKSTEP_CHECK(w.size(d + 2) >= 1 && reach <= padded,
                    "[conv3d] expected a kernel that fits the padded input, got weight ", w.shape(), ", dilation ",
-                   args.dilation, ", padding ", args.padding, " for input ", x.shape(), "; use more padding");
+                   args.dilation, ", padding ", args.padding, " for input ", x.shape(),
+                   w.size(d + 2) < 1 ? "; use a larger kernel" : "; use more padding, or a smaller kernel");
     out.push_back((padded - reach) / args.stride[d] + 1);
   }
   const int64_t n = x.size(0), c = x.size(1), k = w.size(0), taps = w.size(2), step = args.stride[0];
@@ -200,7 +201,7 @@ Variable conv_transpose1d(const Variable& x, const Variable& w, const Variable& 
                           int64_t output_padding, int64_t dilation, int64_t groups) {
   LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
                  "[conv_transpose1d] expected an input (N, C, L) and a weight (C, K / groups, S), got ", x.shape(),
-                 " and ", w.shape(), "; unsqueeze() adds a missing dim");
+                 " and ", w.shape(), "; reshape them (unsqueeze() adds a dim)");
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv_transpose2d(x.unsqueeze(2), w.unsqueeze(2), bias, args, {0, output_padding}).squeeze(2);
 }

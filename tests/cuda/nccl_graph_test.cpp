@@ -22,8 +22,8 @@ Results train_all(int ranks, const PlanOf& plan, bool graphs) {
   return on_ranks<Result>(ranks, [&](int rank) { return train(plan(rank), graphs, device_of(rank)); });
 }
 
-/// Trains with and without graphs; checks that both end with the same bits and that all ranks report the same. Returns
-/// the results with graphs.
+/// Trains with and without graphs; checks that both end with the same bits and that all ranks say the same about
+/// their graphs (Result::graphs). Returns the results with graphs.
 Results both_ways(int ranks, const PlanOf& plan) {
   const Results replayed = train_all(ranks, plan, true), eager = train_all(ranks, plan, false);
   for (size_t r = 0; r < replayed.size(); ++r) {

@@ -1,4 +1,5 @@
-// The table of docs/debugging-a-hang.md: how soon each fault is reported. The times are read from the page.
+// Checks the table of docs/debugging-a-hang.md: each fault is reported as soon as the page says, from which the times
+// are read.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
-// Traces of an engine's steps: the recorded forward ends when the forward ends, whether the engine or the user runs the
-// loop.
+// Traces of an engine's steps: the record of a forward ends before its backward begins, whether the engine or the user
+// runs the loop. A rank's waits in collectives have records of their own.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -68,7 +68,8 @@ const std::vector<std::string> two_steps{"forward 0", "forward 1", "forward 0", 
 
 }  // namespace
 
-TEST_CASE("trace of an engine: a step's forward ends where the forward ends") {
+TEST_CASE(
+    "trace of an engine: in train_batch(), a forward's record ends before the backward and the optimizer step begin") {
   check_forwards(traced([] {
                    engine::PipelineModule module{.model = std::shared_ptr<nn::Module>(make_net())};
                    module.loss_fn = [](const pipeline::Values& y, const std::vector<Tensor>& targets) {
@@ -83,7 +84,7 @@ TEST_CASE("trace of an engine: a step's forward ends where the forward ends") {
                  two_steps);
 }
 
-TEST_CASE("trace of an engine: a loop of one's own has its forwards, too") {
+TEST_CASE("trace of an engine: the same in a user's loop, and none in evaluation") {
   const auto loop = [](bool in_evaluation) {
     const auto net = make_net();
     auto made = engine::initialize(*net, {.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
@@ -105,7 +106,7 @@ TEST_CASE("trace of an engine: a loop of one's own has its forwards, too") {
   check_forwards(traced([&] { loop(true); }), {});  // evaluation is not recorded as a forward
 }
 
-TEST_CASE("trace of an engine: what a rank waits for in a collective is no part of the forward around it") {
+TEST_CASE("trace of an engine: a rank's wait in a collective has a record of its own, also inside of a forward") {
   const TempDir folder;
   dist::spawn(2, [&](int rank) {
     trace::start(folder.str(), {.rank = rank, .ranks = 2});

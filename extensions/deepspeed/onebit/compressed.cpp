@@ -67,7 +67,7 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
         t.defined() && t.dtype() == f32 && t.numel() == sizes_[i] && t.is_contiguous(),
         "[onebit] expected a row-major f32 tensor of ", sizes_[i], " elements, got ",
         t.defined() ? str(t.dtype(), " ", t.shape(), t.is_contiguous() ? "" : ", not row-major") : "an undefined one",
-        "; use .contiguous()");
+        "; pass .to(f32).contiguous() of a tensor of that size");
   }
 }
 

@@ -187,7 +187,7 @@ void OneBitOptimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& 
   LOCKSTEP_CHECK(mask.defined() && parameter.defined() && mask.shape() == parameter.shape(), "[", name(),
                  "] expected a mask of the parameter's shape ",
                  parameter.defined() ? str(parameter.shape()) : "(undefined)", ", got ",
-                 mask.defined() ? str(mask.shape()) : "an undefined one", "; reshape the mask");
+                 mask.defined() ? str(mask.shape()) : "an undefined one", "; pass a mask and a parameter of one shape");
   const std::vector<Variable> all = parameters();
   LOCKSTEP_CHECK(std::any_of(all.begin(), all.end(), [&](const Variable& p) { return p.impl() == parameter.impl(); }),
                  "[", name(),

@@ -45,7 +45,7 @@ struct Net : nn::Layer<Net> {
   void fields(nn::Fields& f) override { f("first", first)("blocks", blocks)("last", last); }
 };
 constexpr int64_t layer = 80;
-const std::vector<std::string> no_blocks = {"Block"};
+const std::vector<std::string> unsplit = {"Block"};  // for no_split_module_classes
 
 /// A plan's map as text, "first=cpu:0 blocks.0=cpu:1 ...".
 std::string printed(const Placement& plan) {
@@ -78,7 +78,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
        {},
        "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1.a=cpu:1 blocks.1.b=cpu:2 first=cpu:0 last=cpu:2",
        0},
-      {"auto", three, no_blocks, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
+      {"auto", three, unsplit, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
       {"sequential", two, {}, "all=cpu:0", 0},
       {"sequential",
        {{"cpu:0", layer * 2}, {"cpu:1", layer * 10}},
@@ -101,7 +101,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
        layer},
       {"sequential",
        {{"cpu:0", layer * 3}, {"cpu", layer * 3}},
-       no_blocks,
+       unsplit,
        "blocks.0=cpu blocks.1=disk first=cpu:0 last=disk",
        2 * layer},
       {"auto", {{"cpu:0", layer}}, {}, "all=disk", layer},
@@ -141,7 +141,7 @@ TEST_CASE("device map: any limits give a plan that keeps them, or say how many b
           CAPTURE(b);
           CAPTURE(host);
           CAPTURE(mode);
-          // offloaded layers need room for at least one layer at a time
+          // Layers in host memory run on the first device, cpu:0, which needs room for at least one of them.
           const bool possible = a + b >= 6 || (host > 0 && a >= 1);
           const std::string text = message([&] {
             const Placement plan = infer(net, mode, options);
@@ -158,11 +158,12 @@ TEST_CASE("device map: any limits give a plan that keeps them, or say how many b
   CHECK((fits > 50 && fails > 50));
   CHECK_ERROR(infer(net, "auto", {.max_memory = {{"cpu:0", layer * 2}, {"cpu:1", layer * 3}, {"disk", 0}}}),
               "the weights are 480 bytes, 3 places hold 400, 80 too few; last of 80 bytes fits nowhere");
-  CHECK_ERROR(infer(net, "auto", {.max_memory = {{"cpu:0", layer * 2 - 1}}, .no_split_module_classes = no_blocks}),
+  CHECK_ERROR(infer(net, "auto", {.max_memory = {{"cpu:0", layer * 2 - 1}}, .no_split_module_classes = unsplit}),
               "cpu:0 may hold 159 bytes, and the largest part that has to come there to run needs 160, 1 more");
 }
 
-TEST_CASE("device map: what set_memory_limit() leaves counts, and what the model itself holds there does not") {
+TEST_CASE(
+    "device map: without max_memory, a device may hold what set_memory_limit() leaves, and the model's own bytes") {
   const Devices devices(2);
   Net net;  // on cpu:0
   const int64_t held = device_memory(cpu).total.current;
@@ -292,7 +293,8 @@ TEST_CASE("device map: pictures, and the one in README.md") {
   std::stringstream text;
   text << in.rdbuf();
   CHECK_MESSAGE(text.str() == draw_svg(plan),
-                "it is not what is drawn now: LOCKSTEP_CPU_DEVICES=2 examples/device_map auto cpu:0=64KiB cpu:1=40KiB "
+                "images/device_map.svg is out of date; draw it again: LOCKSTEP_CPU_DEVICES=2 examples/device_map auto "
+                "cpu:0=64KiB cpu:1=40KiB "
                 "cpu=30KiB --svg FILE");
 }
 

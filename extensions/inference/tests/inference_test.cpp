@@ -114,7 +114,7 @@ TEST_CASE("inference config: invalid values are rejected with the reason") {
       {R"({"checkpoint": {"type": "ds_model"}})", "expected a folder, a safetensors file or"},
       {R"({"checkpoint": 3})", "expected a folder, a safetensors file or"},
       {R"({"checkpoint": "a", "checkpoint_config": {"checkpoint_dir": "b"}})", "leave one out"},
-      {R"({"injection_policy": ["x"]})", "names of layers by kinds of modules"},
+      {R"({"injection_policy": ["x"]})", "a module's type, and the names of its layers"},
       {R"({"dtype": "int8", "quant": {"weight": {"num_bits": 6}}})", "expected 4 or 8, got 6"},
       {R"({"dtype": "int8", "quant": {"weight": {"q_type": "asymmetric"}}})", "asymmetric codes are not supported"},
       {R"({"dtype": "int8", "quant": {"enabled": false}})", "quant disables quantisation"},

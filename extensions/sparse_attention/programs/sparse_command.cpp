@@ -40,7 +40,8 @@ std::string heads_text(const BlockLayout& layout, int64_t heads) {
 
 std::string draw_layout(const BlockLayout& layout, bool causal, const std::string& title) {
   LOCKSTEP_CHECK(layout.blocks > 0 && layout.blocks <= max_rendered, "lockstep sparse: expected 1 to ", max_rendered,
-                 " blocks for a picture, got ", layout.blocks, "; take fewer --tokens");
+                 " blocks for a picture, got ", layout.blocks,
+                 layout.blocks > 0 ? "; take fewer --tokens" : "; take more");
   const int64_t panels = std::min<int64_t>(layout.heads, 8);
   const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
   const double top = panels > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(panels), 480.);

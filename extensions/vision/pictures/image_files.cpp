@@ -55,7 +55,8 @@ Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& ch
   LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
                  channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);
   LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= limit && width <= limit, "[", op, "] expected 1 to ", limit,
-                 " pixels in each direction, got ", height, " x ", width, "; crop or resize it");
+                 " pixels in each direction, got ", height, " x ", width,
+                 height < 1 || width < 1 ? "; leave empty pictures out" : "; crop or resize it");
   const Tensor full = image.contiguous();
   const uint8_t* from = full.data<uint8_t>();
   Pixels pixels{height, width, int(own), std::vector<uint8_t>(size_t(n * own))};

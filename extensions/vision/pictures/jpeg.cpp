@@ -1,4 +1,4 @@
-// Decodes and encodes JPEG (ITU-T T.81) by libjpeg-turbo. See image_pixels.h and image_files.h.
+// Decodes and encodes JPEG (ITU-T T.81) with libjpeg-turbo. See image_pixels.h and image_files.h.
 #include <csetjmp>
 #include <cstdio>
 // jpeglib.h needs FILE and size_t. jerror.h needs the version that jpeglib.h defines: its error numbers depend on it.
@@ -15,7 +15,8 @@
 namespace lockstep::data {
 namespace {
 
-/// State for libjpeg's callbacks. Its members have no destructors, because errors longjmp().
+/// State for libjpeg's callbacks. Its members have no destructors, because an error leaves by longjmp(), which calls
+/// none.
 struct JpegErrors {
   jpeg_error_mgr errors{};
   jmp_buf back;
@@ -206,7 +207,8 @@ std::string encode_jpeg(const Tensor& image, int quality) {
   std::string out;
   JpegWrite work;
   work.out = &out;
-  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem), "; free memory");
+  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem),
+                 "; try a smaller picture, or free memory");
   return out;
 }
 

@@ -112,9 +112,10 @@ template <class T> struct Plane {
 }  // namespace
 
 Tensor picture(const char* op, const Tensor& x) {
-  LOCKSTEP_CHECK(x.defined() && x.device().is_cpu() && x.dim() == 3 && (x.dtype() == u8 || x.dtype() == f32), "[", op,
-                 "] expected a picture (channels, height, width), u8 or f32, on the cpu, got ",
-                 x.defined() ? str(x.dtype(), x.shape(), " on ", x.device()) : "none", "; convert, move or reshape it");
+  LOCKSTEP_CHECK(
+      x.defined() && x.device().is_cpu() && x.dim() == 3 && (x.dtype() == u8 || x.dtype() == f32), "[", op,
+      "] expected a picture (channels, height, width), u8 or f32, on the cpu, got ",
+      x.defined() ? str(x.dtype(), x.shape(), " on ", x.device(), "; convert, move or reshape it") : "none; pass one");
   LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected a picture of at least 1 x 1 pixels, got ", x.shape());
   return x.contiguous();
 }
