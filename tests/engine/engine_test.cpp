@@ -246,7 +246,7 @@ TEST_CASE("engine: calls in the wrong order") {
          rank == 0 ? e.backward(loss(e)) : e.backward(loss(e), 3);
          e.step();
        },
-       "or all with backward(loss_sum, tokens); got both"},
+       "or all to call backward(loss_sum, tokens), got both"},
   };
   for (const Row& row : rows) {
     for (const int stage : {0, 2, 3}) {
