@@ -28,7 +28,7 @@ TEST_CASE("losses: wrong calls") {
   CHECK_ERROR_IS(nll_loss(two, labels),
                  default_device().is_cpu()
                      ? "[nll_loss] expected targets in [0, 5), got 5 in row 1; correct the targets"
-                     : "[gather] expected indices in [0, 5), got 5 at position 1");
+                     : "[gather] expected indices in [0, 5), got 5 at position 1; correct the indices");
   CHECK_ERROR_IS(huber_loss(x, x, 0), "[huber_loss] expected delta > 0, got 0");
   CHECK_ERROR_IS(l1_loss(x, two),
                  "[l1_loss] expected x and target of one shape, got (64, 5) and (2, 5); reshape one of them");
