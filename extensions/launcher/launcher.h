@@ -1,5 +1,5 @@
 #pragma once
-// What a program may call of the launcher: the report about a failed job, from the flight records that its ranks left.
+// The launcher, for programs: the report about a failed job, made from the flight records that its ranks left.
 #include <string>
 
 namespace lockstep::dist {

@@ -6,8 +6,8 @@
 //   grad_input    C          images H W    K R S                          grad (gathered) w; no atomics
 //   grad_weight   K          C R S         images P Q, in fixed parts     grad, x (gathered); parts added in order
 //
-// These kernels compute what no library of an extension does (tensor/conv_backend.h): without cuDNN all calls, with it
-// f64 and what it does not support.
+// These kernels compute a convolution if no library of an extension does (tensor/conv_backend.h). Without cuDNN they
+// compute all of them; with cuDNN, those of f64 and those that it does not support.
 //
 // Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block computes 64 x 64 results in steps
 // of 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
