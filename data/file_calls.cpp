@@ -1,4 +1,4 @@
-// Makes the system calls, retries them, and turns failures into Errors. See file_calls.h.
+// Makes the system calls, repeats interrupted ones, and turns failures into Errors. See file_calls.h.
 #include "data/file_calls.h"
 
 #include <fcntl.h>

@@ -124,7 +124,8 @@ DistError RankTable::died(int rank) const {
   const std::string where = a.waiting         ? ", in " + place_of(a)
                             : a.group.empty() ? ", before its first collective"
                                               : str(", after seq ", a.completed);
-  return {Fault::rank_failed, rank, str(who(rank), " died; it was last seen in step ", a.step, where)};
+  return {Fault::rank_failed, rank,
+          str(who(rank), " died; it was last seen in step ", a.step, where, "; its output may say why")};
 }
 
 DistError RankTable::gone(int who, const std::vector<int>& ranks) const {
@@ -140,7 +141,7 @@ DistError RankTable::gone(int who, const std::vector<int>& ranks) const {
   }
   return {Fault::rank_left, ranks.front(),
           str("rank ", who, " waits in ", place_of(a), "; ", named(ranks),
-              ranks.size() == 1 ? " has left " : " have left ", after)};
+              ranks.size() == 1 ? " has left " : " have left ", after, "; all ranks must make the same calls")};
 }
 
 DistError RankTable::gone(int who, int rank) const {
@@ -199,7 +200,8 @@ std::optional<DistError> RankTable::silent(double now) const {
                          " (stopped, swapped out, or cut off); it was in step ", a.step,
                          a.waiting         ? ", in " + place_of(a)
                          : a.group.empty() ? ""
-                                           : str(", after seq ", a.completed))};
+                                           : str(", after seq ", a.completed),
+                         "; look at this process and its machine")};
   }
   return std::nullopt;
 }
@@ -234,7 +236,7 @@ std::optional<DistError> RankTable::circle(double now) const {
                     a.is_send ? " waits to send to rank " : " waits to receive from rank ", a.waits_for, " (",
                     tag_of(a.collective), ")");
     }
-    return DistError{Fault::deadlock, -1, text};
+    return DistError{Fault::deadlock, -1, text + "; let one of these ranks make its calls in another order"};
   }
   return std::nullopt;
 }

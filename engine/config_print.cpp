@@ -14,7 +14,7 @@ using data::Json;
 
 namespace {
 
-/// Prints an optimizer or schedule as its type and all of its params.
+/// Prints an optimizer or schedule as its type and its params. Params without effect are printed if the file has them.
 void add_named(std::vector<Line>& lines, const Config& config, ParamsKind kind) {
   const std::string name = kind == ParamsKind::optimizer ? "optimizer" : "scheduler";
   const NamedConfig& named = kind == ParamsKind::optimizer ? config.optimizer : config.scheduler;

@@ -96,7 +96,7 @@ struct ModelFormat {
                const std::string& tokenizer) = nullptr;
 };
 
-/// A kind of tokenizer files.
+/// A format of tokenizer files.
 struct TokenizerFormat {
   std::string help;                          ///< what --tokenizer takes: "folder of a tokenizer.json"
   bool (*is_in)(const std::string& folder);  ///< true if the folder has such files

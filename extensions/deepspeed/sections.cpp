@@ -38,7 +38,7 @@ class Profiling : public Participant {
   std::optional<FlopsProfiler> profiler_;
 };
 
-/// Writes curves at rank 0.
+/// Rank 0 writes the values of each step to the monitors that the file names: TensorBoard, CSV and so on.
 class Curves : public Participant {
  public:
   Curves(const Config& config, const Trained& trained) : config_(config), trained_(trained) {}

@@ -57,7 +57,7 @@ struct ScheduledTokens {
 /// The work of one run of the model.
 struct BatchStep {
   std::vector<ScheduledTokens> work;
-  std::vector<int64_t> started, put_back;  ///< numbers of sequences that started, or released their blocks
+  std::vector<int64_t> started, put_back;  ///< sequences, by number, that start or give their blocks back
   int64_t rows() const;                    ///< number of tokens computed
 };
 

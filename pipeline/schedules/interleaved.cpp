@@ -4,6 +4,7 @@
 //
 //   p = 2, v = 2 (a: first chunk, b: second):      rank 0   F0a F1a F0b F1b F2a .   B0b B0b F3a B1b ...
 //                                                  rank 1   .   F0a F1a F0b B0b B0b F1b B1b B1b F2a ...
+//   A column is the time of a forward. A backward takes two. In a column with a point the rank waits.
 //
 // Cost for m micro-batches: bubble (p-1)/(m·v+p-1); v times the messages of 1F1B; rank r keeps the activations of
 // min(2(p-r-1) + (v-1)p + 1, m·v) chunks.

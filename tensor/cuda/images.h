@@ -28,11 +28,11 @@ struct Images {
   /// Number of elements.
   LOCKSTEP_HD int64_t count() const { return units * h * w * channels; }
 
-  /// Where an element lies.
+  /// The place of an element.
   struct Pixel {
     int64_t unit, y, x, c;
   };
-  /// Where element i lies.
+  /// Returns the place of element i.
   __device__ Pixel place(int64_t i) const {
     if (narrow) {
       const uint32_t pixel = by_channels.divide(uint32_t(i)), line = by_w.divide(pixel), unit = by_h.divide(line);

@@ -21,7 +21,7 @@ struct SortLines {
   int64_t lines, n;
 };
 
-/// True if entry `at` is the first with its key, and the key is not ~0.
+/// True if entry `at` is the first with its key. The key ~0 marks entries that sums leave out.
 template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
   return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
 }
@@ -131,7 +131,7 @@ template <class K> struct SortBuffers {
   Entries<K> first, second;
 };
 
-/// Sorts lines whose entries load() returns. The result is in one of the two buffers.
+/// Sorts lines of entries. load() returns an entry of the input. The result is in one of the two buffers.
 template <class K, class Load>
 Entries<K> sort_lines(const char* op, const Load& load, const SortLines& lines, SortBuffers<K>& buffers) {
   const int64_t tiles = (lines.n + sort_tile - 1) / sort_tile;

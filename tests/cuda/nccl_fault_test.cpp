@@ -183,7 +183,9 @@ TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first ca
     warm_up(rank);
     if (rank == 0) world().all_reduce(ones_on(rank), {.tag = "more"}).synchronize();
   });
-  CHECK(left[0] == "rank 0 waits in seq 102 (all_reduce f32 x 8, tag more); rank 1 has left after seq 101");
+  CHECK(left[0] ==
+        "rank 0 waits in seq 102 (all_reduce f32 x 8, tag more); rank 1 has left after seq 101; all ranks must make "
+        "the same calls");
   const auto late = outcomes(
       2,
       [](int rank) {
@@ -205,8 +207,8 @@ TEST_CASE("nccl: a group that cannot be made says why") {  // as if another rank
 TEST_CASE("nccl 13: two ranks that receive from each other") {
   const auto texts =
       outcomes(2, [](int rank) { world().receive(ones_on(rank), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
-  CHECK(texts[0] ==
-        "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
+  CHECK(contains(texts[0],
+                 "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)"));
 }
 
 TEST_CASE("nccl 52: if an abort hangs, the process ends and names the call") {

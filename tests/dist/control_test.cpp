@@ -314,7 +314,9 @@ TEST_CASE("control 6: a rank that calls exit(0) early has left, and others that 
     if (control.place().rank == 0) wait_for(control, 1, 0, false);
     until_failed(control);
   });
-  check_all(said, "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 8");
+  check_all(said,
+            "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 8; all ranks must make the "
+            "same calls");
   CHECK(child.wait() == 0);
   Job second(3, 0.2);
   Child early("step3 meet exit", second.place(1));

@@ -158,8 +158,9 @@ TEST_CASE("group 13: ranks that wait for each other") {
         });
       }};
   at_once(circles, [](const auto& circle) { circle(); });
-  CHECK(receive[0] ==
-        "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)");
+  CHECK(contains(receive[0],
+                 "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b); "
+                 "let one of these ranks make its calls in another order"));
   CHECK(receive[1] == receive[0]);
   CHECK(contains(send[0], "deadlock: rank 0 waits to send to rank 1"));
   CHECK(contains(send[0], "rank 2 waits to send to rank 0"));

@@ -48,10 +48,9 @@ void run_optimizer(const Case& c, Report& report) {
     for (const std::string& what : c.names(prefix)) {
       const auto& tensors = optimizer->state_of(parameters[i]).tensors;
       const std::string key = what.substr(prefix.size());
-      const auto found = tensors.find(tensors.count(key)    ? key
-                                      : key == "exp_avg_sq" ? "sum"
-                                                            : key);  // DeepSpeed's name for Adagrad's sum
-      // DeepSpeed keeps this state without using it
+      // DeepSpeed calls Adagrad's sum exp_avg_sq.
+      const auto found = tensors.find(key == "exp_avg_sq" && !tensors.count(key) ? "sum" : key);
+      // DeepSpeed also keeps states that it does not use.
       if (found == tensors.end() && sum(abs(c.tensor(what))).item() == 0) continue;
       if (found == tensors.end()) report.wrong("no state " + what);
       else report.compare(what, found->second, c.tensor(what));

@@ -17,7 +17,7 @@ constexpr int micros = 8, experts = 4;
 /// all ranks must gather the same parameters.
 struct Mixed : nn::Layer<Mixed> {
   nn::Linear a = linear(6, 40), c = linear(120, 3);
-  std::map<int, std::shared_ptr<nn::Linear>> parts;  // expert.weight is cut into blocks
+  std::map<int, std::shared_ptr<nn::Linear>> parts;  // their large weights are sharded in blocks
   int chosen = 0;
   bool only = false;
   Mixed() {
