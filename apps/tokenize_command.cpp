@@ -26,7 +26,7 @@ struct TokenizeCommand {
 
   void operator()() const {
     check_single_process("tokenize");
-    LOCKSTEP_CHECK(!data::is_token_file(text), "[tokenize] expected a text, got a .tokens file: ", text);
+    LOCKSTEP_CHECK(!data::is_token_file(text), "[tokenize] expected the text itself, got a .tokens file: ", text);
     LOCKSTEP_CHECK(!std::filesystem::exists(to) || !std::filesystem::equivalent(text, to),
                    "[tokenize] expected --to to name another file than the text, got ", to);
     const bool is_terminal = ::isatty(STDERR_FILENO);

@@ -36,7 +36,8 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   for (const Variable& input : inputs) {
     if (!input.requires_grad()) continue;
     LOCKSTEP_CHECK(input.dtype() == f64 && input.is_leaf(),
-                   "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype());
+                   "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype(),
+                   input.is_leaf() ? "" : ", the result of an operation", "; use Variable(tensor.to(f64), true)");
     for (int d = 0; d < input.dim(); ++d) {
       LOCKSTEP_CHECK(input.size(d) <= 1 || input.tensor().strides()[d] != 0,
                      "[gradcheck] expected inputs without repeated elements, got strides ", input.tensor().strides(),
@@ -53,7 +54,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   };
   const Variable output = run();
   LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype(), "; use .to(f64)");
-  if (!output.requires_grad()) return "the output does not require grad";
+  if (!output.requires_grad()) return "the output does not require grad; compute it from inputs that do";
   const Tensor weights = empty(output.shape(), {.dtype = f64, .device = output.device()});
   uniform_(weights, 0.5, 1.5);
   const std::vector<Tensor> grads = gradients(output, wanted, weights);
@@ -64,7 +65,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
     const Tensor& x = wanted[i].tensor();
     const Tensor& analytic = grads[i];
     if (analytic.defined() && !(analytic.shape() == x.shape()))
-      return str("input ", i, ": gradient of shape ", analytic.shape(), " for ", x.shape());
+      return str("input ", i, ": correct the shape of its gradient, ", analytic.shape(), ", to ", x.shape());
     for (int64_t flat = 0; flat < x.numel(); ++flat) {
       const Dims place = place_of(x.shape(), flat);
       const Tensor at = element_of(x, place);
@@ -77,7 +78,8 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
       const double numeric = (up - down) / (2 * options.eps),
                    tape = analytic.defined() ? element_of(analytic, place).item() : 0;
       if (!(std::fabs(tape - numeric) <= options.atol + options.rtol * std::fabs(numeric)))
-        return str("input ", i, ", element ", place, ": the tape gives ", tape, ", differences give ", numeric);
+        return str("input ", i, ", element ", place, ": the tape gives ", tape, ", differences give ", numeric,
+                   "; correct the derivative, or move the inputs away from kinks of fn");
     }
   }
   set_random_state(random);
@@ -91,7 +93,7 @@ std::string gradgradcheck(const std::function<Variable(const std::vector<Variabl
     if (input.requires_grad()) wanted.push_back(input);
   const RandomState random = random_state();
   const Variable output = fn(inputs);
-  if (!output.requires_grad()) return "the output does not require grad";
+  if (!output.requires_grad()) return "the output does not require grad; compute it from inputs that do";
   Variable v(empty(output.shape(), {.dtype = output.dtype(), .device = output.device()}), true);
   uniform_(v.tensor(), 0.5, 1.5);
 
@@ -100,10 +102,12 @@ std::string gradgradcheck(const std::function<Variable(const std::vector<Variabl
       grad(output, wanted, {.grad_outputs = {v}, .create_graph = true, .allow_unused = true});
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (plain[i].defined() != recorded[i].defined())
-      return str("input ", i, ": only one of the derivatives has a gradient");
+      return str("input ", i, ": only run(", plain[i].defined() ? "" : "Recorded",
+                 "Backward&) gives a gradient; give both");
     if (!plain[i].defined() || plain[i].numel() == 0) continue;
     const double off = max(abs(sub(plain[i], recorded[i].tensor()))).item(), size = max(abs(plain[i])).item();
-    if (!(off <= 1e-9 * (1 + size))) return str("input ", i, ": the recorded derivative is off by ", off, " of ", size);
+    if (!(off <= 1e-9 * (1 + size)))
+      return str("input ", i, ": the recorded derivative is off by ", off, " of ", size, "; correct it");
   }
 
   std::vector<Variable> all = inputs;

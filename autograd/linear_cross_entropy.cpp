@@ -72,9 +72,10 @@ struct ByRows {
 void check_by_rows(const Variable& x, const Variable& weight, const Tensor& target, const CrossEntropyOptions& options,
                    int64_t rows_at_once) {
   const char* const op = by_rows_name;
-  LOCKSTEP_CHECK(x.defined() && weight.defined() && target.defined() && !stored_in(weight.tensor()), "[", op,
-                 "] expected defined x and target and a floating-point weight; use cross_entropy(linear(x, weight), "
-                 "target) for a weight in another form");
+  LOCKSTEP_CHECK(x.defined() && weight.defined() && target.defined(), "[", op,
+                 "] expected x, weight and target, got an undefined one; create it first");
+  LOCKSTEP_CHECK(!stored_in(weight.tensor()), "[", op,
+                 "] expected a float weight, got a quantized one; use cross_entropy(linear(x, weight), target)");
   LOCKSTEP_CHECK(
       is_floating(x.dtype()) && is_floating(weight.dtype()) && (x.dtype() == weight.dtype() || Autocast::enabled()),
       "[", op, "] expected x and weight of one floating dtype, got ", x.dtype(), " and ", weight.dtype(),

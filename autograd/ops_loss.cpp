@@ -119,7 +119,7 @@ Variable cross_entropy_probabilities(const Variable& logits, const Variable& tar
   const int64_t classes = x.size(1);
   if (classes == 1) {
     static const bool warned =
-        (std::fputs("[cross_entropy] warning: cross_entropy over 1 class is constant 0\n", stderr), true);
+        (std::fputs("[cross_entropy] warning: the loss of 1 class is 0; give 2 or more\n", stderr), true);
     (void)warned;
   }
   Variable probabilities = class_rows(wide(target));

@@ -46,7 +46,7 @@ std::string error_of(const std::function<void()>& fn) {
   try {
     fn();
   } catch (const dist::DistError&) { throw; } catch (const std::exception& error) {
-    return *error.what() ? error.what() : "an error without a message";
+    return *error.what() ? error.what() : "an exception without a text; find where it is thrown (gdb: catch throw)";
   }
   return "";
 }

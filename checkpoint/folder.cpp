@@ -134,7 +134,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
     }
     if (!tags.empty()) tags.pop_back();
     LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a checkpoint of tag ", tag, ", there ",
-                   all.empty() ? "are no checkpoints; give another folder" : "are" + tags);
+                   all.empty() ? "are no checkpoints; give another folder" : "are" + tags + "; choose one of these");
     return dir + "/" + newest;
   }
   std::string why;
@@ -143,7 +143,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
       const std::string latest = read_latest(dir);
       if (!latest.empty() && fs::exists(fs::path(dir) / latest / manifest_name)) return dir + "/" + latest;
       if (latest.empty() && all.empty()) {
-        warning = dir + ": holds no checkpoint";
+        warning = dir + ": holds no checkpoint; save one, or give another folder";
         return "";
       }
       why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which does not exist";
@@ -153,7 +153,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
   LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a complete checkpoint, ",
                  all.empty() ? "there is none" : str("none of the ", all.size(), " is"), why.empty() ? "" : "; " + why,
                  "; give another folder");
-  warning = (why.empty() ? "" : why + "; ") + "taking " + dir + "/" + newest + ", the newest complete one";
+  warning = str(why, why.empty() ? "" : "; ", "taking ", dir, "/", newest, ", the newest complete one (or give a tag)");
   return dir + "/" + newest;
 }
 

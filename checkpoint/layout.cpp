@@ -45,7 +45,7 @@ std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, i
 }  // namespace
 
 Piece full(const std::string& name, const Tensor& tensor) {
-  LOCKSTEP_CHECK(tensor.defined(), "[checkpoint] expected a tensor for \"", name, "\", got an undefined one");
+  LOCKSTEP_CHECK(tensor.defined(), "[checkpoint] expected a tensor for \"", name, "\", got none; create it");
   return {name, tensor.shape(), tensor.dtype(), 0, tensor.numel(), tensor};
 }
 
@@ -74,7 +74,7 @@ std::string check_piece(const Piece& p) {
     LOCKSTEP_CHECK(p.tensor.dtype() == p.dtype, where, "expected a tensor of ", name_of(p.dtype), ", got ",
                    name_of(p.tensor.dtype()), "; convert it with .to(dtype)");
     LOCKSTEP_CHECK(p.tensor.numel() == p.end - p.begin, where, "expected a tensor of the ", p.end - p.begin,
-                   " elements [", p.begin, ", ", p.end, "), got ", p.tensor.numel());
+                   " elements [", p.begin, ", ", p.end, "), got ", p.tensor.numel(), "; give just these");
     LOCKSTEP_CHECK(p.tensor.is_contiguous(), where, "expected a contiguous tensor, got shape ", p.tensor.shape(),
                    " with strides ", p.tensor.strides(), "; use .contiguous()");
   } catch (const Error& error) { return error.what(); }

@@ -103,7 +103,7 @@ class Loading {
       return str("shape: ", piece.name, " is ", tensor->shape, " in the checkpoint, ", piece.shape, " here");
     if (tensor->dtype != piece.dtype && !options_.convert)
       return str("dtype: ", piece.name, " is ", tensor->dtype, " in the checkpoint, ", piece.dtype,
-                 " here; convert is off");
+                 " here; set convert to convert it");
     return "";
   }
 

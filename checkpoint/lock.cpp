@@ -66,7 +66,7 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
     LOCKSTEP_CHECK(holder->host == dist::host_name() || take_over, path_,
                    ": a job on another host has left its lock: ", holder->text,
                    "; when it has ended remove this file, or set take_over");
-    warn(str(path_, ": stale: ", holder->text, " ended without releasing the lock; taking it over"));
+    warn(str(path_, ": stale: ", holder->text, " ended without releasing it; taking it over (no action needed)"));
   }
   files.write(fd_.get(), data::as_bytes(own_text()), 0, path_);
 }

@@ -126,7 +126,8 @@ bool is_plain_name(std::string_view name) {
 void check_name(const std::string& name, const std::string& where) {
   const bool good = !name.empty() && name != "__metadata__" &&
                     std::none_of(name.begin(), name.end(), [](char c) { return c == '[' || uint8_t(c) < 0x20; });
-  LOCKSTEP_CHECK(good, where, "expected names of tensors without '[' and control characters, got \"", name, "\"");
+  LOCKSTEP_CHECK(good, where, "expected names of tensors without '[' or control bytes, not '' or __metadata__, got \"",
+                 name, "\"");
 }
 
 std::string part_name(const std::string& name, int64_t begin, int64_t end, int64_t numel) {

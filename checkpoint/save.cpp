@@ -319,12 +319,12 @@ struct Saver::State {
 
 Saver::Saver(const std::string& dir, dist::ProcessGroup* group, SaveOptions options)
     : state_(std::make_unique<State>(dir, group, std::move(options))) {
-  LOCKSTEP_CHECK(!dir.empty(), "[checkpoint] expected a folder to save into, got an empty name");
+  LOCKSTEP_CHECK(!dir.empty(), "[checkpoint] expected a folder to save into, got an empty name; give its path");
   LOCKSTEP_CHECK(state_->options.keep >= 0, "[checkpoint] expected keep >= 0 (0: keep all), got ",
                  state_->options.keep);
   LOCKSTEP_CHECK(state_->options.timeout.count() > 0 && state_->options.write_timeout.count() > 0,
-                 "[checkpoint] expected timeouts above 0 s, got ", state_->options.timeout.count(), " and ",
-                 state_->options.write_timeout.count());
+                 "[checkpoint] expected timeout and write_timeout above 0 s, got ", state_->options.timeout.count(),
+                 " and ", state_->options.write_timeout.count());
 }
 
 Saver::~Saver() {
@@ -357,7 +357,7 @@ void Saver::save(const std::string& tag, const Contents& contents) {
   try {
     state_->running = std::async(std::launch::async, [state = state_.get(), work] { state->run(*work); });
   } catch (const std::system_error& error) {  // the other ranks wait for this rank's report
-    work->error = str("cannot start a thread: ", error.what());
+    work->error = str("cannot start a thread: ", error.what(), "; raise ulimit -u, or save without async");
     state_->run(*work);
   }
 }

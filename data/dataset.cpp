@@ -49,7 +49,7 @@ Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
 }
 
 Tensor collate(const std::vector<Tensor>& samples) {
-  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none");
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none; give some");
   const Tensor& first = samples[0];
   for (size_t i = 0; i < samples.size(); ++i) {
     const Tensor& x = samples[i];
@@ -76,10 +76,10 @@ Example collate(const std::vector<Example>& samples) {
 }
 
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
-  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none");
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none; give some");
   for (size_t i = 0; i < samples.size(); ++i)
     LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(),
-                   " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch");
+                   " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch; give as many");
   std::vector<Tensor> batch;
   for (size_t part = 0; part < samples[0].size(); ++part)
     batch.push_back(collate_part(samples, [&](const auto& sample) { return sample[part]; }));
@@ -90,7 +90,7 @@ TensorDataset::TensorDataset(Tensor inputs, Tensor targets) {
   LOCKSTEP_CHECK(inputs.defined() && targets.defined() && inputs.dim() >= 1 && targets.dim() >= 1,
                  "[TensorDataset] expected tensors of at least 1 dim, got ",
                  inputs.defined() ? str(inputs.shape()) : "none", " and ",
-                 targets.defined() ? str(targets.shape()) : "none");
+                 targets.defined() ? str(targets.shape()) : "none", "; give both, with a row for each sample");
   LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ",
                  inputs.shape(), " and ", targets.shape(), "; drop those without a partner");
   inputs_ = inputs.contiguous();

@@ -144,7 +144,7 @@ const Json* Json::find(std::string_view key) const {
 const Json& Json::at(std::string_view key, std::string_view where) const {
   as_object(where);
   const Json* found = find(key);
-  LOCKSTEP_CHECK(found, one_line(where), ": expected a key \"", key, "\", found none");
+  LOCKSTEP_CHECK(found, one_line(where), ": expected a key \"", key, "\", found none; add it");
   return *found;
 }
 

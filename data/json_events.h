@@ -73,7 +73,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
       lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte; remove it"));
     // The message of nlohmann's parser for an empty text differs between versions.
-    if (text_.empty()) refuse("syntax error: expected JSON, got nothing");
+    if (text_.empty()) refuse("syntax error: expected JSON, got nothing; write a value, such as {}");
     const ClassicLocale classic;
     nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},
                               TrackedChar{text_.data() + text_.size(), &furthest_},
@@ -88,7 +88,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 
   bool binary(binary_t&) override { return false; }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
-    std::string what = error.what();  // "[json.exception...] parse error at line 1, column 2: syntax error ..."
+    std::string what = str(error.what(), "; correct it there");  // "[json...] parse error at ...: syntax error ..."
     if (const size_t at = what.find("] "); at != std::string::npos) what = what.substr(at + 2);
     if (const size_t at = what.find(": "); at != std::string::npos && what.rfind("parse error", 0) == 0)
       what = what.substr(at + 2);

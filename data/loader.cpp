@@ -93,7 +93,7 @@ void LoaderProgress::load_state(const LoaderState& state) {
   LOCKSTEP_CHECK(state.dataset_size == dataset_size_, "[DataLoader] expected the state of a dataset of ", dataset_size_,
                  " samples, got one of ", state.dataset_size, "; resume with the dataset of that run");
   LOCKSTEP_CHECK(state.epoch >= 0 && state.samples >= 0, "[DataLoader] expected epoch and samples >= 0, got ",
-                 state.epoch, " and ", state.samples);
+                 state.epoch, " and ", state.samples, "; load what state() has returned");
   const int64_t step = batch_size_ * world_;
   const bool at_end = state.samples / step >= batches_;
   LOCKSTEP_CHECK(at_end || state.samples % step == 0,

@@ -110,7 +110,7 @@ void PrefetchThreads::State::work(int worker) {
       const trace::Scope scope("make batch", trace::Category::data, {{"batch", job}});
       result.item = make(job, sample);
     } catch (const std::exception& error) { what = error.what(); } catch (...) {
-      what = "an exception of unknown type";
+      what = "an exception of unknown type; throw a std::exception with a text instead";
     }
     if (!result.item)
       result.error = str("[data loader] worker ", worker, ", batch ", job, ", sample ", sample.load(), ": ", what);
@@ -139,7 +139,7 @@ void PrefetchThreads::fail_late() {
       str("[data loader] no batch after ", state_->options.timeout, " s: ", busy.empty() ? "no worker is busy" : busy);
   stop();
   for (auto& thread : workers_->threads) thread.detach();
-  lockstep::fail(message);
+  lockstep::fail(message + "; raise the timeout, or make get() of such samples faster");
 }
 
 }  // namespace lockstep::data::detail

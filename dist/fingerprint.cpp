@@ -114,8 +114,9 @@ void check_sealed(const Header& header, int peer) {
   if (header.magic != Header::magic_value) refuse(str("magic number is ", header.magic, ", not ", Header::magic_value));
   if (header.crc != crc32c(&header, offsetof(Header, crc))) refuse("its checksum does not match");
   if (header.protocol != Header().protocol)
-    refuse(str("protocol version ", header.protocol, ", this build speaks ", Header().protocol,
-               " (all ranks must run the same build)"));
+    throw DistError(Fault::protocol, peer,
+                    str("[collective] rank ", peer, " sent a header of protocol version ", header.protocol,
+                        ", this build speaks ", Header().protocol, "; run the same build on all ranks"));
 }
 
 std::string describe(const Header& header) {

@@ -25,7 +25,9 @@ DistError Job::fail(std::exception_ptr error) {
     } catch (const std::exception& e) {
       return control->report(Fault::rank_failed, control->place().rank, e.what());
     } catch (...) {
-      return control->report(Fault::rank_failed, control->place().rank, "an exception that is not a std::exception");
+      return control->report(
+          Fault::rank_failed, control->place().rank,
+          "an exception that is not a std::exception; throw a std::exception, which names the cause");
     }
   }();
   if (maker.is_here()) write_flight(first.what());

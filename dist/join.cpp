@@ -244,8 +244,8 @@ Seat take_seat(Rendezvous& place, const Member& member, Clock::time_point deadli
   }
   throw DistError(Fault::timeout, 0,
                   str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for rank 0 at ", where,
-                      ": ", last, ". Is rank 0 running, and are ",
-                      from_file ? "the file's path" : "MASTER_ADDR and MASTER_PORT", " the same on all ranks?"));
+                      ": ", last, "; start rank 0, and give all ranks the same ",
+                      from_file ? "path of the file" : "MASTER_ADDR and MASTER_PORT"));
 }
 
 void publish(const Rendezvous& place) {

@@ -259,7 +259,8 @@ void NativeEngine::barrier(const Call& call, uint64_t sequence) {
       if (!value || std::stoull(*value) < sequence) missing.push_back(world_ranks[size_t(r)]);
     }
     return str("[barrier] waited ", mail.timeout.count(), " s in group ", name, ", call ", sequence,
-               "; missing ranks: ", text_of(missing), " (of ", text_of(world_ranks), ")");
+               "; missing ranks: ", text_of(missing), " (of ", text_of(world_ranks),
+               "); call barrier() on them too, or raise the timeout");
   };
   disseminate(mail, call, sequence);
 }

@@ -210,8 +210,8 @@ Work ProcessGroup::all_to_all(const Tensor& output, const std::vector<int64_t>& 
   check_pair(c, output, input);
   const auto starts = [&](const char* role, const Tensor& t, const std::vector<int64_t>& rows) {
     LOCKSTEP_CHECK(t.dim() >= 1 && int(rows.size()) == size(), at(c), "expected ", role,
-                   " with rows, and a number of them for each of ", size(), " ranks, got ", t.shape(), " and ",
-                   rows.size(), " numbers; correct them");
+                   " of 1 dimension or more, and ", size(), " numbers of its rows, one for each rank, got shape ",
+                   t.shape(), " and ", rows.size(), " numbers");
     std::vector<int64_t> begin{0};
     for (const int64_t n : rows) {
       LOCKSTEP_CHECK(n >= 0, at(c), "expected 0 rows or more for a rank, got ", n);

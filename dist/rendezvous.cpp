@@ -33,7 +33,8 @@ std::string first_host(const std::string& list) {
   const size_t end = list.find_first_of(",-]", open);
   const size_t close = list.find(']', open);
   LOCKSTEP_CHECK(end != std::string::npos && close != std::string::npos,
-                 "[init] expected a list of hosts such as node[01-04] in SLURM_JOB_NODELIST, got '", list, "'");
+                 "[init] expected a list of hosts such as node[01-04] in SLURM_JOB_NODELIST, got '", list,
+                 "'; set MASTER_ADDR");
   const size_t rest = list.find(',', close);
   return list.substr(0, open) + list.substr(open + 1, end - open - 1) +
          list.substr(close + 1, rest == std::string::npos ? rest : rest - close - 1);

@@ -95,7 +95,7 @@ struct Child {
     rank = e.rank;
     what = e.what();
   } catch (const std::exception& e) { what = e.what(); } catch (...) {
-    what = "an exception that is not a std::exception";
+    what = "an exception that is not a std::exception; throw a std::exception, which names the cause";
   }
   if (code) {
     what.resize(std::min<size_t>(what.size(), 4000));  // the pipe must hold the whole text

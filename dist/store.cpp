@@ -156,7 +156,8 @@ void Store::accept_some() {
     if (exhausted || (fd >= 0 && strangers >= strangers_)) {
       const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
       if (oldest != connections_.end()) {
-        log(str("dropped a connection from ", oldest->peer.host(), " that had not authenticated: too many are open"));
+        log(str("dropped a connection from ", oldest->peer.host(),
+                " that had not authenticated: too many are open; keep other programs off this port"));
         connections_.erase(oldest);  // unauthenticated, so no request of it waits for an answer
         --strangers;
         if (exhausted) continue;
@@ -208,7 +209,7 @@ void Store::read(Connection& connection) {
       if (connection.state == State::seated) {
         fail({Fault::protocol, connection.rank,
               str(rank_table_.who(connection.rank),
-                  " sent a message that the store cannot read (another build?): ", error.what())});
+                  " sent a message that the store cannot read; use one build on all ranks: ", error.what())});
         connection.state = State::closing;  // close once the rank has read the failure
         connection.deadline = Clock::now() + last_words_time;
       } else {
@@ -242,7 +243,7 @@ void Store::send(Connection& connection, FrameKind kind, uint32_t request, const
   if (connection.dead) return;
   connection.out.send(connection.fd.get(), encode(kind, request, body));
   if (connection.out.size() > max_unsent) {
-    log(str("rank ", connection.rank, " does not read its replies"));
+    log(str("rank ", connection.rank, " does not read its replies; see its output"));
     connection.dead = true;
   }
 }
@@ -272,7 +273,7 @@ void Store::check_deadlines() {
     if (connection.state == State::seated || connection.dead || now < connection.deadline) continue;
     if (connection.state == State::greeted)
       log(str("dropped a connection from ", connection.peer.host(), " that did not authenticate within ",
-              stranger_time.count(), " s"));
+              stranger_time.count(), " s; if it is a rank, see its output"));
     connection.dead = true;
   }
   if (!begun_ && !failure_ && now >= rendezvous_deadline_)
@@ -303,7 +304,8 @@ void Store::check_deadlines() {
     send_error(*waiter.connection, waiter.request,
                {Fault::timeout, missing.empty() ? -1 : missing.front(),
                 str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started),
-                    "; missing ranks: ", text_of(missing), " (of ", text_of(waiter.ranks), "): ", doing)});
+                    "; missing ranks: ", text_of(missing), " (of ", text_of(waiter.ranks), "): ", doing,
+                    "; make this call on all of them, or raise its timeout")});
   }
 }
 

@@ -18,7 +18,7 @@ void Store::handle_stranger(Connection& connection, const Frame& frame) {
                                   ": all ranks need the same build"));
   if (!same_proof(proof, prove(place_.token, "rank", connection.challenge, number, "control"))) {
     log(str("refused a connection from ", connection.peer.host(), ": it does not know the token of job '", place_.job,
-            "'"));
+            "'; if it is a rank, set LOCKSTEP_TOKEN there"));
     return refuse(connection, place_.token.empty()
                                   ? "this job has no token, you have one: unset LOCKSTEP_TOKEN, or set it on all ranks"
                                   : "wrong token: LOCKSTEP_TOKEN must be the same secret on all ranks of a job; "

@@ -345,7 +345,7 @@ bool TcpControl::read_all() {
       const std::lock_guard lock(mutex_);
       fail_locked({Fault::protocol, 0,
                    str("the store at ", endpoint(place_.address, place_.port),
-                       " sent a message that this rank cannot read (another build?): ", error.what())});
+                       " sent a message that this rank cannot read; use one build on all ranks: ", error.what())});
       return false;
     }
   }

@@ -37,7 +37,7 @@ std::vector<std::string> optimizer_warnings(const Config& c, const std::string& 
   std::vector<std::string> warnings;
   const NamedType* const type = type_named(optimizer.empty() ? c.optimizer.type : optimizer);
   for (const std::string& key : type ? type->ignored : std::vector<std::string>())
-    if (c.has(key)) warnings.push_back(str(key, ": ignored with ", named(c, optimizer)));
+    if (c.has(key)) warnings.push_back(str(key, ": ignored with ", named(c, optimizer), "; leave it out"));
   return warnings;
 }
 

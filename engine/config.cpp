@@ -89,7 +89,7 @@ std::string plain_json(std::string_view text, const std::string& origin) {
                            : word == "False" ? "write false"
                            : word == "None"  ? "write null"
                            : word == "NaN" || word == "nan" || word == "Infinity" || word == "inf"
-                               ? "a config has finite numbers only"
+                               ? "write a finite number"
                                : "strings and names of keys must be in double quotes";
         fail(str(place(text, i, origin), ": expected JSON, got ", word, "; ", cure));
       }

@@ -86,7 +86,7 @@ std::string fit_batch(Config& c, int64_t ranks) {
     train = product(*micro, *accumulation, ranks);
     if (!train)
       return str("train_micro_batch_size_per_gpu ", *micro, " * gradient_accumulation_steps ", *accumulation, " * ",
-                 ranks, " ranks is too large");
+                 ranks, " ranks is too large; expected at most 1e15");
   }
   const auto all = product(*micro, *accumulation, ranks);
   if (all && *all == *train && *micro >= 1 && *accumulation >= 1) return "";
@@ -119,26 +119,26 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
     require(offload.device != Offload::nvme || !offload.nvme_path.empty(),
             str("zero_optimization.", name, ".nvme_path: expected a folder, as the device is nvme; got none"));
     if (offload.device == Offload::cpu && !offload.nvme_path.empty())
-      warnings.push_back(str("zero_optimization.", name, ".nvme_path: ignored, as the device is cpu"));
+      warnings.push_back(str("zero_optimization.", name, ".nvme_path: ignored, as the device is cpu; leave it out"));
   };
   // Below stage 3, offload_param has no effect, so its folder is not checked.
   if (z.stage == 3) check_folder("offload_param", z.offload_param);
   else if (z.offload_param.device != Offload::none)
-    warnings.push_back(str("zero_optimization.offload_param: ignored below stage 3, and ", stage));
+    warnings.push_back(str("zero_optimization.offload_param: ignored below stage 3, and ", stage, "; leave it out"));
   check_folder("offload_optimizer", z.offload_optimizer);
   const Offload device = z.offload_optimizer.device;
   if (const int needed = device == Offload::nvme ? 3 : device == Offload::cpu ? 1 : 0; z.stage < needed) {
     warnings.push_back(str("zero_optimization.offload_optimizer.device: ", name_of(device),
                            " works here in every stage; DeepSpeed wants stage ", needed, needed == 1 ? " or more" : "",
-                           ", and ", stage));
+                           ", and ", stage, "; change it only to run there too"));
   }
   require(
       z.offload_optimizer.ratio == 1 || device == Offload::none || z.stage == 3,
       str("zero_optimization.offload_optimizer.ratio: below 1 needs stage 3, ", stage, "; write 1 or leave it out"));
   require(c.aio.block_size % 4096 == 0, str("aio.block_size: expected a multiple of 4096, got ", c.aio.block_size));
   if (z.stage3_gather_16bit_weights_on_model_save && z.stage != 3)
-    warnings.push_back(
-        str("zero_optimization.stage3_gather_16bit_weights_on_model_save: has no effect below stage 3; ", stage));
+    warnings.push_back(str("zero_optimization.stage3_gather_16bit_weights_on_model_save: has no effect below stage 3; ",
+                           stage, ", so leave it out"));
 
   const ActivationCheckpointingConfig& a = c.activation_checkpointing;
   const std::pair<const char*, bool> without_blocks[] = {
@@ -148,9 +148,9 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
       {"synchronize_checkpoint_boundary", a.synchronize_checkpoint_boundary}};
   for (const auto& [name, on] : without_blocks) {
     if (on && !a.enabled)
-      warnings.push_back(
-          str("activation_checkpointing.", name,
-              ": only with activation_checkpointing.enabled and a plan that leaves the model whole; nothing is done"));
+      warnings.push_back(str(
+          "activation_checkpointing.", name,
+          ": has no effect without activation_checkpointing.enabled; set that to true (plans without pp and tp only)"));
   }
   require(!a.contiguous_memory_optimization || (a.partition_activations && a.number_checkpoints),
           str("activation_checkpointing.contiguous_memory_optimization: needs partition_activations and "

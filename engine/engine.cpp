@@ -92,8 +92,8 @@ bool is_cut(const PipelineModule& module, const parallel::Plan& plan, const Init
 struct EngineBase::Impl::Agreed {
   Agreed(PipelineModule& module, const InitializeArgs& args) : config(read(args)) {
     LOCKSTEP_CHECK(!module.model || module.layers.empty(),
-                   "[initialize] PipelineModule expected a model or layers, got both");
-    LOCKSTEP_CHECK(!args.group || !args.mesh, "[initialize] expected a group or a mesh, got both");
+                   "[initialize] PipelineModule expected a model or layers, got both; leave one out");
+    LOCKSTEP_CHECK(!args.group || !args.mesh, "[initialize] expected a group or a mesh, got both; leave one out");
     LOCKSTEP_CHECK(args.lr_scheduler.is_none() || !args.optimizer.is_none(),
                    "[initialize] expected the optimizer of lr_scheduler too, got a schedule alone");
     world = args.mesh ? &args.mesh->world() : args.group ? args.group : &init_distributed();
@@ -112,7 +112,7 @@ struct EngineBase::Impl::Agreed {
     if (casts && !module.autocast) module.autocast = parameter_dtype(config);
     config = resolve(std::move(config), plan.dp);
     LOCKSTEP_CHECK(!args.grad_scaler || !config.fp16.enabled,
-                   "[initialize] expected fp16.enabled or a grad_scaler, got both");
+                   "[initialize] expected fp16.enabled or a grad_scaler, got both; leave one out");
     for (const Section& section : sections()) {
       std::string line = section.prepare ? section.prepare(config, args, module) : "";
       if (!line.empty()) lines.push_back(std::move(line));

@@ -18,7 +18,7 @@ Params& Params::add(ParamInfo option, const std::string& wants, bool required,
   const std::string where = where_ + "." + option.name + ": ";
   if (const std::optional<Json> taken = said ? take(*said) : std::nullopt) {
     if (!option.doc.empty() && *said != option.value)
-      warnings.push_back(where + "accepted, and has no effect: " + option.doc);
+      warnings.push_back(where + "accepted, and has no effect: " + option.doc + "; leave it out");
     option.value = *taken;
   } else if (said) {
     const bool automatic = said->is_string() && said->as_string() == "auto";
@@ -57,9 +57,10 @@ void Params::check(const std::function<void()>& together) {
   for (const ParamInfo& info : infos) known.push_back(info.name);
   for (const auto& [name, value] : given.as_object())
     if (std::find(known.begin(), known.end(), name) == known.end())
-      problems.push_back(
-          str(where_, ".", name, ": ", type, " has no such option",
-              name == "max_grad_norm" ? "; write gradient_clipping at the top level" : suggestion(name, known)));
+      problems.push_back(str(where_, ".", name, ": ", type, " has no such option",
+                             name == "max_grad_norm"           ? "; write gradient_clipping at the top level"
+                             : suggestion(name, known).empty() ? "; write one of " + list_names(known)
+                                                               : suggestion(name, known)));
   if (!problems.empty()) return;
   try {
     together();

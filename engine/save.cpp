@@ -124,7 +124,7 @@ void EngineBase::save_checkpoint(const std::string& dir, const SaveArgs& args) {
                  "[save_checkpoint] expected a call after step(), got one after a backward(); call step() first");
   if (!m.micros.empty())
     m.say(str("warning: save_checkpoint() after ", m.micros.size(), " of the ", m.accumulation,
-              " micro-batches of a step: the checkpoint is of the step before, without their gradients"));
+              " micro-batches of a step: this saves the step before, without their gradients; save at a step's end"));
   const bool async = args.async || m.config.checkpoint.writer.decoupled;
   const std::string key = str(dir, "\n", args.save_latest, async);
   if (!m.saver || m.saver_key != key) {
@@ -310,7 +310,8 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   if (scaler) {
     const auto state = with_prefix(numbers, "scaler.");
     if (state.empty())
-      say("warning: " + found.path + " was saved without loss scaling; it starts at " + str(scaler->scale()));
+      say("warning: " + found.path + " was saved without loss scaling; it starts at " + str(scaler->scale()) +
+          "; set fp16.initial_scale_power or fp16.loss_scale to change that");
     else scaler->load_state(state);
   }
   global_steps = integer(numbers, "engine.global_steps");

@@ -148,7 +148,8 @@ void EngineBase::Impl::report(const Step& step) {
   if (done.skipped) {
     say(str("step ", global_steps, " is skipped: the gradient of ", done.first_nonfinite,
             " is not finite, first at rank ", done.rank,
-            scaler ? str("; the loss scale was ", step.scale_before, " and is now ", loss_scale()) : std::string()));
+            scaler ? str("; the loss scale was ", step.scale_before, " and is now ", loss_scale())
+                   : "; lower the learning rate if this goes on"));
   }
   const std::vector<double> rate = learning_rates();
   StepValues found{

@@ -20,7 +20,8 @@ AttentionOptions checked(const char* kind, AttentionOptions o) {
   LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[", kind, "] expected kv_heads to divide ", o.heads,
                  " heads, got ", groups);
   LOCKSTEP_CHECK(o.window >= 0 && (o.window == 0 || (o.causal && !o.sparse)), "[", kind,
-                 "] expected window 0, or a window >= 1 with causal, dense self-attention, got ", o.window);
+                 "] expected window 0, or a window >= 1 with causal, dense self-attention, got ", o.window,
+                 o.causal ? "" : " without causal");
   o.kv_heads = groups;
   if (o.head_size == 0) o.head_size = o.embed / o.heads;
   return o;

@@ -26,7 +26,7 @@ void constant(const Variable& w, double value) {
 }
 
 Fan fan(const Shape& shape) {
-  LOCKSTEP_CHECK(shape.rank() >= 2, "[init] expected at least 2 dims to tell inputs from outputs, got ", shape);
+  LOCKSTEP_CHECK(shape.rank() >= 2, "[init] expected at least 2 dims (for fewer use uniform()), got ", shape);
   int64_t kernel = 1;
   for (int i = 2; i < shape.rank(); ++i) kernel *= shape[i];
   return {shape[1] * kernel, shape[0] * kernel};

@@ -34,8 +34,8 @@ LayerList Module::layers() { return LayerList().add(*this); }
 Variable Module::call(const Variable& x) {
   const LayerList list = layers();
   LOCKSTEP_CHECK(list.items.size() > 1, "[", kind(),
-                 "] expected a module whose forward() takes and returns one variable, or that overrides layers(); this "
-                 "one does neither");
+                 "] expected a module whose forward() takes and returns one variable, or that overrides layers(), got "
+                 "neither; override layers()");
   Values values{x};
   for (const LayerList::Item& item : list.items) values = item.forward(values);
   return values.at(0);

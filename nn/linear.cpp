@@ -23,7 +23,7 @@ Variable Linear::forward(const Variable& x, Activation activation) {
   if (!attached.addition) return attached.product(x, weight, bias, activation, training);
   const Variable y = attached.product(x, weight, bias, Activation::none, training), more = attached.addition->call(x);
   LOCKSTEP_CHECK(y.shape() == more.shape(), "[Linear] expected an adapter that returns ", y.shape(), ", got ",
-                 more.shape(), "; was the layer sharded by a rule other than the model's own cut? use its cut");
+                 more.shape(), "; was the layer sharded by a rule other than the model's own cut? use that cut");
   return activated(add(y, more), activation);
 }
 

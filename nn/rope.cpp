@@ -24,7 +24,7 @@ void check_rope(const Rope& r, int64_t head_size) {
   const int64_t d = turned_of(r, head_size);
   LOCKSTEP_CHECK(r.partial > 0 && r.partial <= 1 && d > 0 && d % 2 == 0,
                  "[Rope] expected an even number of features to rotate, got ", d, ": ", r.partial,
-                 " (partial) of a head of ", head_size);
+                 " (partial) of a head of ", head_size, "; change either");
   LOCKSTEP_CHECK(
       r.base > 1 && std::isfinite(r.base) && r.factor > 0 && std::isfinite(r.factor) && r.original_context >= 0,
       "[Rope] expected finite base > 1, finite factor > 0 and original_context >= 0, got ", r.base, ", ", r.factor,

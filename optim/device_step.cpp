@@ -192,8 +192,8 @@ void Optimizer::before_replay(const ClippedStep& request) {
   }
   LOCKSTEP_CHECK(
       any, "[", name(),
-      "] before_replay() without a captured step, or after load_state(), which makes new tensors: capture it "
-      "anew");
+      "] before_replay() without a captured step, or after load_state(), which makes new tensors: capture the "
+      "step anew");
 }
 
 /// Waits for the steps that the device may have skipped, and subtracts the skipped ones from the step counts.

@@ -77,7 +77,8 @@ void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState&
 /// Throws an Error if nesterov is set without momentum or with dampening.
 template <class Options> void check_nesterov(const char* op, const Options& o) {
   LOCKSTEP_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0), "[", op,
-                 "] nesterov needs momentum > 0 and dampening 0, got ", o.momentum, " and ", o.dampening);
+                 "] nesterov needs momentum > 0 and dampening 0 (else leave it out), got ", o.momentum, " and ",
+                 o.dampening);
 }
 
 }  // namespace lockstep::optim

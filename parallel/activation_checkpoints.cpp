@@ -143,15 +143,16 @@ ActivationCheckpoints::ActivationCheckpoints(const Options& o) : state_(std::mak
   LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.partition_activations,
                  "[checkpoint] contiguous_memory_optimization needs partition_activations; set that too");
   LOCKSTEP_CHECK(!o.contiguous_memory_optimization || o.number_checkpoints > 0,
-                 "[checkpoint] contiguous_memory_optimization needs number_checkpoints, "
+                 "[checkpoint] contiguous_memory_optimization needs number_checkpoints; set it to "
                  "the number of checkpoints that wait for their backward at once");
   state_->o = o;
   if (o.partition_activations && state_->ranks() == 1) {
     state_->notes.push_back(str("partition_activations: there are no model-parallel ranks ",
-                                o.group ? "but this one" : "(no group)", ", so inputs are not partitioned"));
+                                o.group ? "but this one" : "(no group)",
+                                ", so inputs are not partitioned; leave it out"));
   }
   if (o.number_checkpoints > 0 && !o.contiguous_memory_optimization)
-    state_->notes.push_back("number_checkpoints is for contiguous_memory_optimization, which is off");
+    state_->notes.push_back("number_checkpoints is for contiguous_memory_optimization, which is off; set both or none");
 }
 
 const std::vector<std::string>& ActivationCheckpoints::notes() const { return state_->notes; }

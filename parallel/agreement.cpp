@@ -54,7 +54,8 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
         differ += str(differ.empty() ? "" : ", ", "rank ", group.world_rank(rank), " has ", line(rank));
     }
     LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
-                   " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
+                   " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ,
+                   "; build and configure every rank alike");
     // All lines of the texts have been compared and are equal, although their hashes differ.
     LOCKSTEP_CHECK(
         i < models[0].size(), "[", op,

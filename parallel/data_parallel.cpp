@@ -143,7 +143,7 @@ Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& 
   for (size_t i = 0; i < devices.size(); ++i) {
     check_device("DataParallel", devices[i]);
     LOCKSTEP_CHECK(std::find(devices.begin(), devices.begin() + int64_t(i), devices[i]) == devices.begin() + int64_t(i),
-                   "[DataParallel] expected every device once, got ", devices[i], " twice");
+                   "[DataParallel] expected every device once, got ", devices[i], " twice; leave one out");
   }
   if (o_.output) check_device("DataParallel", *o_.output);
   traffic_ = std::make_shared<TrafficCounter>(devices);

@@ -23,8 +23,8 @@ Packed::Packed(const std::vector<Tensor>& tensors) {
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
                                             int64_t cap, int64_t first_cap) {
   LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(),
-                 "[plan_units] expected cap > 0 and one kind for each size, got cap ", cap,
-                 "; check the cap and the lengths of both lists");
+                 "[plan_units] expected cap > 0 and one kind for each size, got cap ", cap, ", ", sizes.size(),
+                 " sizes and ", kinds.size(), " kinds");
   struct Open {
     std::vector<size_t> members;
     int64_t size = 0, cap = 0;

@@ -81,7 +81,7 @@ void PipelineEngine::forward(const StepAction& a) {
     LOCKSTEP_CHECK(loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
                    "[pipeline] expected the loss to be ",
                    now_.values == 1 ? "one floating number" : str(now_.values, " floating numbers"), ", got ",
-                   loss.defined() ? str(loss.dtype(), " ", loss.shape()) : "nothing");
+                   loss.defined() ? str(loss.dtype(), " ", loss.shape()) : "nothing", "; change the loss function");
     losses_[a.micro_batch] = loss.tensor();
     f.outputs = {now_.scale && *now_.scale ? (*now_.scale)(loss) : loss};
   }
@@ -179,7 +179,7 @@ double PipelineEngine::train_batch(const Data& data, const std::function<Variabl
 
 std::vector<Tensor> PipelineEngine::forward_backward(const Data& data,
                                                      const std::function<Variable(const Variable&)>& scale) {
-  LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none; pass one");
   const AtEnd drops([frozen = train_frozen()] {
     for (Variable p : frozen) p.requires_grad_(false).clear_grad();
   });
@@ -219,7 +219,7 @@ double PipelineEngine::mean_loss(const std::vector<Tensor>& all) {
 }
 
 std::vector<double> PipelineEngine::eval_batch(const Data& data, int micro_batches, const Loss& measure, int values) {
-  LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none");
+  LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none; pass one");
   LOCKSTEP_CHECK(micro_batches >= 1, "[pipeline] expected 1 micro-batch or more, got ", micro_batches);
   const RandomScope random;
   const NoGrad no_grad;

@@ -33,7 +33,7 @@ const void* key_of(const nn::LayerList::Field& field) {
 }  // namespace
 
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) {
-  LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none");
+  LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none; pass one");
   const auto full = std::make_shared<FullModel>(FullModel{.model = model});
   std::map<const void*, Part> parts;  // a shared module or parameter has the first of its names
   for (auto& [name, module] : model->named_modules()) parts.emplace(module, Part{name, *module});

@@ -111,12 +111,12 @@ StageModule::StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk
     if (!specs_[size_t(i)].make || first_of(specs_, i) != i || name_of(i).empty()) continue;
     const auto [other, is_new] = names.emplace(name_of(i), i);
     LOCKSTEP_CHECK(is_new, "[pipeline] layers ", other->second, " and ", i, " are both called ", other->first,
-                   "; names of layers must differ");
+                   "; give them different names");
   }
   for (const Chunk& chunk : chunks_) {
     for (int i = chunk.begin; i < chunk.end; ++i) {
       LOCKSTEP_CHECK(specs_[size_t(i)].make || specs_[size_t(i)].forward, "[pipeline] layer ", i,
-                     ": expected a module, a function or both, got neither");
+                     ": expected a module, a function or both, got neither; set make or forward");
       const int first = first_of(specs_, i);
       if (layers_.count(first)) continue;
       if (auto made = build(specs_, i)) layers_[first] = std::move(made);
@@ -138,7 +138,7 @@ Values StageModule::run(int i, const Values& inputs) try {
   }
   LOCKSTEP_CHECK(!outputs.empty(), "expected the layer to return a tensor, got none; return one from forward()");
   for (const Variable& v : outputs)
-    LOCKSTEP_CHECK(v.defined(), "expected the layer to return defined tensors, got an undefined one");
+    LOCKSTEP_CHECK(v.defined(), "expected the layer to return defined tensors, got an undefined one; give it a value");
   return outputs;
 } catch (const Error& e) {
   const std::string& kind = specs_[size_t(i)].kind;

@@ -32,7 +32,7 @@ PipelineRequest checked(PipelineRequest r) {
   LOCKSTEP_CHECK(r.chunks >= 1 && r.chunks <= max_chunks, what, "1 to ", max_chunks, " chunks a rank, got ", r.chunks);
   LOCKSTEP_CHECK(rules.any_chunks || r.chunks == rules.chunks, what, rules.chunks, " chunk",
                  rules.chunks > 1 ? "s" : "", " a rank, got ", r.chunks,
-                 rules.chunks == 1 ? "; interleaved has several" : "");
+                 rules.chunks == 1 ? "; use interleaved for several" : "");
   const std::string refusal = rules.refusal ? rules.refusal(r) : "";
   LOCKSTEP_CHECK(refusal.empty(), what, refusal);
   return r;

@@ -33,7 +33,7 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
       !options_.mesh || ((!world_ || &options_.mesh->world() == world_) && options_.mesh->plan().pp == stages),
       "[pipeline] expected the ranks and the ", stages, " stages of the mesh, got a mesh ",
       to_string(options_.mesh->plan()), "; set stages to the mesh's pp, or to 0, and pass the mesh's world as `world`");
-  LOCKSTEP_CHECK(loss_, "[pipeline] expected a loss function, got none");
+  LOCKSTEP_CHECK(loss_, "[pipeline] expected a loss function, got none; pass one");
   LOCKSTEP_CHECK(stages >= 1 && stages <= ranks && ranks % stages == 0, "[pipeline] expected stages that divide the ",
                  ranks, ranks == 1 ? " rank" : " ranks", ", got ", stages,
                  "; ranks are stages x replicas of the pipeline");
@@ -58,7 +58,8 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
     LOCKSTEP_CHECK(int(bounds_.size()) == virtual_stages_ + 1 && rising && bounds_[0] == 0 &&
                        bounds_.back() == int(layers_.size()),
                    "[pipeline] expected bounds to be ", virtual_stages_ + 1, " rising numbers from 0 to ",
-                   layers_.size(), ", the layers; got ", bounds_.size(), " numbers");
+                   layers_.size(), ", the layers; got ", bounds_.size(), " numbers from ", bounds_[0], " to ",
+                   bounds_.back(), rising ? "" : " that do not all rise");
   }
   std::map<std::string, std::set<int>> keys;
   for (int stage = 0; stage < virtual_stages_; ++stage) {

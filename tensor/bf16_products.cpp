@@ -13,7 +13,7 @@ std::atomic<int> chosen{-1};  // -1: not chosen yet
 
 void check_has(Bf16Products products) {
   LOCKSTEP_CHECK(has_bf16_products(products), "[bf16_products] this processor has no ", name_of(products),
-                 ": use portable (LOCKSTEP_BF16_PRODUCTS)");
+                 ": use portable (LOCKSTEP_BF16_PRODUCTS=portable)");
 }
 
 }  // namespace

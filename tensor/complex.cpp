@@ -29,7 +29,7 @@ bool can_view_as_complex(const Tensor& x) { return !not_pairs(x); }
 
 Tensor view_as_real(const Tensor& x) {
   check_defined("view_as_real", x);
-  LOCKSTEP_CHECK(is_complex(x.dtype()), "[view_as_real] expected a complex dtype, got ", x.dtype());
+  LOCKSTEP_CHECK(is_complex(x.dtype()), "[view_as_real] expected a complex dtype, got ", x.dtype(), "; use .to(c64)");
   Shape shape = x.shape();
   Strides strides = x.strides();
   for (int64_t& stride : strides) stride *= 2;
@@ -40,12 +40,14 @@ Tensor view_as_real(const Tensor& x) {
 
 Tensor view_as_complex(const Tensor& x) {
   check_defined("view_as_complex", x);
-  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[view_as_complex] expected f32 or f64, got ", x.dtype());
+  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[view_as_complex] expected f32 or f64, got ", x.dtype(),
+                 is_complex(x.dtype()) ? "; leave out this call" : "; use .to(f32)");
   const DType dtype = x.dtype() == f32 ? c64 : c128;
   check_complex_device("view_as_complex", dtype, x.device());
   const char* const lacks = not_pairs(x);
   LOCKSTEP_CHECK(!lacks, "[view_as_complex] expected ", lacks, ", got shape ", x.shape(), ", strides ", x.strides(),
-                 ", offset ", x.offset(), x.dim() > 0 && x.shape().back() == 2 ? "; use clone()" : "");
+                 ", offset ", x.offset(),
+                 x.dim() > 0 && x.shape().back() == 2 ? "; use clone()" : "; reshape to (..., 2)");
   Shape shape = x.shape();
   shape.erase(x.dim() - 1);
   Strides strides;
@@ -61,7 +63,7 @@ Tensor complex_part(const Tensor& x, int part) {
 
 Tensor angle(const Tensor& x) {
   check_defined("angle", x);
-  LOCKSTEP_CHECK(is_complex(x.dtype()), "[angle] expected a complex dtype, got ", x.dtype());
+  LOCKSTEP_CHECK(is_complex(x.dtype()), "[angle] expected a complex dtype, got ", x.dtype(), "; use .to(c64)");
   const Tensor source = x.contiguous(), out = empty(x.shape(), {.dtype = real_dtype(x.dtype()), .device = x.device()});
   if (x.numel() == 0) return out;
   dispatch<float, double>(out.dtype(), "angle", [&]<class T> {

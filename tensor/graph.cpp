@@ -90,7 +90,7 @@ void Graph::check_recording(Device device) {
   if (!is_recording() || device == current->device) [[likely]]
     return;
   fail(device.is_cpu()
-           ? "[Graph] CPU operations are not replayed: while a graph is captured, all tensors must be on its device"
+           ? "[Graph] CPU operations are not replayed: move all tensors to the graph's device before the capture"
            : str("[Graph] expected work on ", current->device, ", whose graph this thread records, got some on ",
                  device, ": record a graph for each device"));
 }

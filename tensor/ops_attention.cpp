@@ -18,9 +18,9 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                  "] expected a layout made for ", keys, " keys, got one of ", layout.blocks, " blocks of ",
                  layout.block, " keys; make a layout for these keys");
   LOCKSTEP_CHECK(q.shape()[2] <= keys, "[", op, "] expected no more queries than keys with a layout, got ",
-                 q.shape()[2], " and ", keys);
+                 q.shape()[2], " and ", keys, "; pass more keys, or no layout");
   LOCKSTEP_CHECK(layout.heads == 1 || layout.heads >= last, "[", op, "] expected a layout of 1 head or at least ", last,
-                 " heads, got ", layout.heads);
+                 " heads, got ", layout.heads, "; make it for all heads");
   check_same_device(op, q, layout.row_start);
   check_same_device(op, q, layout.columns);
   LOCKSTEP_CHECK(layout.row_start.dtype() == i32 && layout.columns.dtype() == i32 &&
@@ -51,7 +51,8 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
     LOCKSTEP_CHECK(mask.dtype() == boolean || mask.dtype() == q.dtype(), "[", op, "] expected a mask of dtype bool or ",
                    q.dtype(), ", got ", mask.dtype(), "; convert it with .to(dtype)");
     LOCKSTEP_CHECK(broadcasts_to(mask.shape(), scores), "[", op,
-                   "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape());
+                   "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape(),
+                   "; reshape it");
   }
   LOCKSTEP_CHECK(args.window >= 0 && (args.window == 0 || args.causal), "[", op,
                  "] expected a window of at least one key, with causal, or 0 for none, got ", args.window,
@@ -98,7 +99,7 @@ AttentionArgs check_attention_grad(const char* op, const Tensor& grad, const Ten
   const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
   LOCKSTEP_CHECK(saved.lse.shape() == rows && saved.lse.dtype() == lse_dtype(q), "[", op,
                  "] expected the saved lse of shape ", rows, " and dtype ", lse_dtype(q), ", got ", saved.lse.shape(),
-                 " and ", saved.lse.dtype());
+                 " and ", saved.lse.dtype(), "; pass the result of attention()");
   return args;
 }
 
@@ -146,7 +147,8 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
   check_like(op, "grad_v", grad_v, q, k.shape());
   for (const Tensor* out : {&grad_q, &grad_k, &grad_v})
     LOCKSTEP_CHECK(out->shape().back() <= 1 || out->strides().back() == 1, "[", op,
-                   "] expected outputs with stride 1 in the last dim, got strides ", out->strides());
+                   "] expected outputs with stride 1 in the last dim, got strides ", out->strides(),
+                   "; pass contiguous ones");
   run_attention_grad(grad, q, k, v, mask, saved, args, grad_q, grad_k, grad_v);
   for (const Tensor* out : {&grad_q, &grad_k, &grad_v}) out->storage()->bump_version(op);
 }
@@ -187,7 +189,7 @@ Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosi
                  x.shape(), " and ", turned, " rotated; reshape x, or change the numbers of heads");
   const int64_t width = x.shape()[2] / heads, features = cosine.dim() == 2 ? 2 * cosine.shape()[1] : -1;
   LOCKSTEP_CHECK(features >= 0 && features <= width, "[", op, "] expected a cosine (T, at most ", width / 2,
-                 ") for heads of ", width, ", got ", cosine.shape());
+                 ") for heads of ", width, ", got ", cosine.shape(), "; make it for this width");
   if (!x.is_exclusive() || !x.is_contiguous()) x = x.clone();
   Tensor part = x.view({x.shape()[0], x.shape()[1], heads, width}).narrow(2, 0, turned).narrow(3, 0, features);
   part = part.transpose(1, 2);

@@ -23,7 +23,7 @@ void check_pair(const char* op, const char* name, const Dims& pair, int64_t leas
 }
 
 Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
-  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
+  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x, "; reshape it");
   check_pair(op, "kernel", args.kernel, 1);
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);
@@ -32,9 +32,9 @@ Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
   for (int d = 0; d < 2; ++d) {
     const int64_t reach = args.dilation[d] * (args.kernel[d] - 1) + 1, free = x[d + 2] + 2 * args.padding[d] - reach;
     LOCKSTEP_CHECK(args.padding[d] <= reach / 2, "[", op, "] expected padding of at most half the kernel, got ",
-                   args.padding, " for kernel ", args.kernel);
+                   args.padding, " for kernel ", args.kernel, "; use less padding");
     LOCKSTEP_CHECK(free >= 0, "[", op, "] expected a kernel that fits the padded input, got kernel ", args.kernel,
-                   ", padding ", args.padding, " for input ", x);
+                   ", padding ", args.padding, " for input ", x, "; use a smaller kernel or dilation");
     int64_t size = (free + (args.ceil_mode ? args.stride[d] - 1 : 0)) / args.stride[d] + 1;
     if (args.ceil_mode && (size - 1) * args.stride[d] >= x[d + 2] + args.padding[d]) --size;
     out.push_back(size);
@@ -50,7 +50,8 @@ Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs&
   check_pair(op, "padding", args.padding, 0);
   check_pair(op, "dilation", args.dilation, 1);
   LOCKSTEP_CHECK(x.rank() == 4 && w.rank() == 4, "[", op,
-                 "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x, " and ", w);
+                 "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x, " and ", w,
+                 "; reshape them");
   LOCKSTEP_CHECK(args.groups >= 1 && w[0] % args.groups == 0, "[", op, "] expected groups that divide the ", w[0],
                  " output channels, got ", args.groups);
   LOCKSTEP_CHECK(x[1] == w[1] * args.groups, "[", op, "] expected an input with ", w[1] * args.groups,

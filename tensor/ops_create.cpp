@@ -14,7 +14,7 @@ Tensor empty(const Shape& shape, TensorOptions options) {
   check_complex_device("empty", options.dtype, options.device);
   int64_t bytes = 0;
   LOCKSTEP_CHECK(!__builtin_mul_overflow(numel_of(shape), size_of(options.dtype), &bytes),
-                 "[empty] expected fewer than 2^63 bytes, got shape ", shape);
+                 "[empty] expected fewer than 2^63 bytes, got shape ", shape, "; make it smaller");
   return Tensor(Storage::allocate(bytes, options.device), 0, shape, contiguous_strides(shape), options.dtype);
 }
 
@@ -43,7 +43,7 @@ Tensor ones_like(const Tensor& x) { return full_like(x, 1); }
 
 Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[arange] expected a real number dtype, got ",
-                 options.dtype);
+                 options.dtype, "; use i64 or f32");
   const double first = start.real(), last = end.real(), by = step.real();
   LOCKSTEP_CHECK(std::isfinite(first) && std::isfinite(last) && std::isfinite(by) && by != 0,
                  "[arange] expected finite ends and a step other than 0, got ", start, ", ", end, ", ", step);
@@ -71,7 +71,7 @@ Tensor arange(int64_t end, TensorOptions options) { return arange(0, end, 1, opt
 
 Tensor linspace(double start, double end, int64_t steps, TensorOptions options) {
   LOCKSTEP_CHECK(steps >= 0, "[linspace] expected steps >= 0, got ", steps);
-  LOCKSTEP_CHECK(is_floating(options.dtype), "[linspace] expected a floating dtype, got ", options.dtype);
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[linspace] expected a floating dtype, got ", options.dtype, "; use f32");
   Tensor out = empty({steps}, options);
   kernels::iota(options.device, out, start, steps > 1 ? (end - start) / double(steps - 1) : 0);
   if (steps > 1) out.select(0, -1).fill_(end);  // exact, although the sum of steps is rounded
@@ -124,19 +124,19 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation) {
 }
 
 Tensor rand(const Shape& shape, TensorOptions options) {
-  LOCKSTEP_CHECK(is_floating(options.dtype), "[rand] expected a floating dtype, got ", options.dtype);
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[rand] expected a floating dtype, got ", options.dtype, "; use f32");
   return uniform_(empty(shape, options), 0, 1);
 }
 
 Tensor randn(const Shape& shape, TensorOptions options) {
-  LOCKSTEP_CHECK(is_floating(options.dtype), "[randn] expected a floating dtype, got ", options.dtype);
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[randn] expected a floating dtype, got ", options.dtype, "; use f32");
   return normal_(empty(shape, options), 0, 1);
 }
 
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(low < high, "[randint] expected low < high, got ", low, " and ", high);
   LOCKSTEP_CHECK(options.dtype != boolean && !is_complex(options.dtype), "[randint] expected a real number dtype, got ",
-                 options.dtype);
+                 options.dtype, "; use i64");
   // Integers that the dtype represents without gaps: for floats up to 2^(bits of the mantissa).
   const int digits = options.dtype == f64 ? 53 : options.dtype == f32 ? 24 : options.dtype == f16 ? 11 : 8;
   const int64_t end = int64_t(1) << digits;

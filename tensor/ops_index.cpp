@@ -213,7 +213,8 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
 
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value) {
   LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask, value) == x.shape(),
-                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape());
+                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape(),
+                 "; reshape it");
   x.storage()->bump_version("masked_fill_");
   Tensor out = x;
   masked_fill_into(x, apart_from_own(mask, x), value, out);
@@ -264,7 +265,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, Scalar value) {
   Shape shape = x.shape();
   for (size_t i = 0; i < pad.size(); ++i) shape[x.dim() - 1 - int(i / 2)] += pad[i];
   for (int64_t size : shape) {
-    LOCKSTEP_CHECK(size >= 0, "[pad] expected padding that leaves sizes >= 0, got shape ", shape, " from ", x.shape());
+    LOCKSTEP_CHECK(size >= 0, "[pad] expected padding that leaves sizes >= 0, got ", shape, " from ", x.shape(),
+                   "; crop less");
   }
   const Tensor out = full(shape, value, options_of(x));
   // The part of x that cropping leaves, and its place in the result.

@@ -205,10 +205,11 @@ void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
   if (!is_stored) check_linear(x, w, bias);
   const int64_t count = x.size(-1) > 0 ? x.numel() / x.size(-1) * w.size(0) : out.numel();
   for (const Tensor* to : {&out, &pre})
-    LOCKSTEP_CHECK(!to->defined() || (to->is_contiguous() && to->numel() == count && to->dtype() == x.dtype() &&
-                                      to->device() == x.device()),
-                   "[linear_into] expected contiguous memory of ", count, " elements in ", x.dtype(), " on ",
-                   x.device(), ", got ", to->shape(), " in ", to->dtype(), " on ", to->device());
+    LOCKSTEP_CHECK(
+        !to->defined() ||
+            (to->is_contiguous() && to->numel() == count && to->dtype() == x.dtype() && to->device() == x.device()),
+        "[linear_into] expected contiguous memory of ", count, " elements in ", x.dtype(), " on ", x.device(), ", got ",
+        to->shape(), " with strides ", to->strides(), " in ", to->dtype(), " on ", to->device());
   if (is_stored) {
     Tensor before;
     out.copy_(linear(x, w, bias, activation, pre.defined() ? &before : nullptr).view(out.shape()));

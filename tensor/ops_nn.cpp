@@ -55,7 +55,7 @@ int64_t check_normalized(const char* op, const Tensor& x, const Shape& normalize
       rank >= 1 && lead >= 0 && std::equal(normalized.begin(), normalized.end(), x.shape().begin() + lead);
   LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape(), "; reshape x");
   const int64_t n = numel_of(normalized);
-  LOCKSTEP_CHECK(n > 0, "[", op, "] expected a normalized shape with elements, got ", normalized);
+  LOCKSTEP_CHECK(n > 0, "[", op, "] expected a normalized shape with elements, got ", normalized, "; give sizes > 0");
   return n;
 }
 
@@ -193,7 +193,7 @@ NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 
 NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight) {
   check_floating("rms_norm_grad", x);
-  LOCKSTEP_CHECK(x.dim() >= 1, "[rms_norm_grad] expected at least 1 dim, got a scalar");
+  LOCKSTEP_CHECK(x.dim() >= 1, "[rms_norm_grad] expected at least 1 dim, got a scalar; unsqueeze(0) adds a dim");
   const int64_t n = check_normalized("rms_norm_grad", x, {x.shape().back()});
   check_like("rms_norm_grad", "grad", grad, x, x.shape());
   check_optional("rms_norm_grad", "weight", weight, x, {n});
@@ -282,9 +282,12 @@ void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const 
   check_rows(op, logits, target, weight, args);
   check_statistics(op, "loss", loss, logits, logits.shape()[0]);
   check_statistics(op, "grad_loss", grad_loss, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!args.elsewhere && has_full_rows(logits) && loss.is_contiguous(),
-                 "[cross_entropy] expected no classes on other shards (only the gradient supports them), and "
-                 "contiguous losses and rows of logits to write into");
+  LOCKSTEP_CHECK(!args.elsewhere,
+                 "[cross_entropy] expected no classes on other shards, which only the gradient "
+                 "supports; call cross_entropy_rows_grad()");
+  LOCKSTEP_CHECK(has_full_rows(logits) && loss.is_contiguous(),
+                 "[cross_entropy] expected contiguous losses and rows of logits to write into, got strides ",
+                 loss.strides(), " and ", logits.strides(), "; call contiguous() first");
   const Tensor t = target.contiguous();
   check_targets(op, t, logits.shape()[1], args);
   Tensor losses = loss, lse = statistics(logits, logits.shape()[0]), grad = logits;
@@ -300,7 +303,7 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
   check_statistics("cross_entropy_grad", "lse", lse, logits, logits.shape()[0]);
   LOCKSTEP_CHECK(!in_place || has_full_rows(logits),
                  "[cross_entropy_grad] expected contiguous rows of logits to write into, got strides ",
-                 logits.strides());
+                 logits.strides(), "; call contiguous() first");
   const Tensor t = target.contiguous();
   check_targets("cross_entropy_grad", t, logits.shape()[1], args);
   const Tensor x = with_full_rows(logits);
@@ -321,7 +324,8 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, cons
   for (int64_t t : targets) {
     if (t == args.ignore_index) continue;
     LOCKSTEP_CHECK(weights.empty() || (t >= 0 && t < int64_t(weights.size())),
-                   "[cross_entropy_weight_sum] expected targets in [0, ", weights.size(), "), got ", t);
+                   "[cross_entropy_weight_sum] expected targets in [0, ", weights.size(), "), got ", t,
+                   "; correct the targets");
     sum += weights.empty() ? 1 : weights[size_t(t)];
   }
   return sum;
@@ -331,8 +335,8 @@ namespace {
 Tensor dropped_and_added(const Tensor& x, double p, PhiloxKey key, const PartOf& part, const Tensor& residual) {
   check_floating("dropout", x);
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[dropout] expected p in [0, 1], got ", p);
-  LOCKSTEP_CHECK(part.count >= 1 && part.index >= 0 && part.index < part.count, "[dropout] expected a part from 0 to ",
-                 part.count - 1, ", got ", part.index, " of ", part.count);
+  LOCKSTEP_CHECK(part.count >= 1 && part.index >= 0 && part.index < part.count,
+                 "[dropout] expected part.index >= 0 and below part.count, got ", part.index, " of ", part.count);
   check_optional("add_dropout", "a residual", residual, x, x.shape());
   Region place;
   if (part.count > 1) {
@@ -383,7 +387,8 @@ AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& s
   if (args.centered) check_statistics(op, "mean", saved.mean, sum, sum.numel() / n);
   check_statistics(op, "rstd", saved.rstd, sum, sum.numel() / n);
   LOCKSTEP_CHECK(!add.defined() || add.is_contiguous(), "[", op,
-                 "] expected a contiguous gradient to add to, got strides ", add.strides());
+                 "] expected a contiguous gradient to add to, got strides ", add.strides(),
+                 "; call contiguous() first");
   const auto made = [&](bool wanted) { return wanted ? empty(normalized, {sum.dtype(), sum.device()}) : Tensor(); };
   AddNormGrad result{{add.defined() ? add : empty_like(sum), made(weight.defined()), made(with_bias)},
                      args.p > 0 ? empty_like(sum) : Tensor(),

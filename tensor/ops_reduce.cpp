@@ -75,7 +75,7 @@ Tensor arg_of(const char* op, bool largest, const Tensor& x, std::optional<int64
 int64_t line_length(const char* op, const Tensor& x, int d) {
   const int64_t n = x.dim() == 0 ? 1 : x.shape()[d];
   LOCKSTEP_CHECK(n < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 elements along dim ", d, ", got shape ",
-                 x.shape());
+                 x.shape(), "; split it");
   return n;
 }
 

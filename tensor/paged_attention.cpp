@@ -17,7 +17,7 @@ void check_blocks(const char* op, const Tensor& memory, std::span<const int32_t>
   LOCKSTEP_CHECK(
       memory.dim() == 4 && memory.is_contiguous() && memory.shape()[2] > 0, "[", op,
       "] expected a contiguous memory (blocks, G, tokens of a block, D) with 1 token or more in a block, got ",
-      memory.shape());
+      memory.shape(), " with strides ", memory.strides());
   const int64_t size = memory.shape()[2], needed = (length + size - 1) / size;
   LOCKSTEP_CHECK(length > 0 && int64_t(blocks.size()) >= needed, "[", op, "] expected 1 token or more, and ", needed,
                  " blocks of ", size, " for ", length, " tokens, got ", blocks.size(), " blocks");
@@ -74,13 +74,13 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
   LOCKSTEP_CHECK(window >= 0, "[", op, "] expected a window of at least one key, or 0 for none, got ", window);
   int64_t sum = 0;
   for (const PagedRows& r : rows) {
-    LOCKSTEP_CHECK(r.queries > 0 && r.queries <= r.length, "[", op, "] expected 1 to ", r.length, " queries, got ",
-                   r.queries);
+    LOCKSTEP_CHECK(r.queries > 0 && r.queries <= r.length, "[", op, "] expected 1 to ", r.length,
+                   " queries in a row of ", r.length, " tokens, got ", r.queries);
     for (const Tensor* of : {&keys, &values})
       check_blocks(op, *of, r.blocks, r.length, before_window(r.length - r.queries, window));
     sum += r.queries;
   }
-  LOCKSTEP_CHECK(sum == q.shape()[2], "[", op, "] expected q of ", sum, " queries, got ", q.shape()[2]);
+  LOCKSTEP_CHECK(sum == q.shape()[2], "[", op, "] expected q of ", sum, " queries, the rows' sum, got ", q.shape()[2]);
   if (!q.device().is_cpu()) {
     std::vector<Tensor> parts;
     int64_t first = 0;

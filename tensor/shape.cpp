@@ -31,7 +31,7 @@ void check_shape(const char* op, const Shape& shape) {
     // Count a size of 0 as 1: strides are products of the other sizes, and must fit in 63 bits too.
     overflow |= __builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product);
   }
-  LOCKSTEP_CHECK(!overflow, "[", op, "] expected fewer than 2^63 elements, got shape ", shape);
+  LOCKSTEP_CHECK(!overflow, "[", op, "] expected fewer than 2^63 elements, got shape ", shape, "; make it smaller");
 }
 
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b) {

@@ -20,7 +20,8 @@ class Dims {
   Dims(std::initializer_list<int64_t> values) : Dims(values.begin(), values.end()) {}
   Dims(const std::vector<int64_t>& values) : Dims(values.data(), values.data() + values.size()) {}
   Dims(const int64_t* first, const int64_t* last) {
-    LOCKSTEP_CHECK(last - first <= max_rank, "[shape] expected at most ", max_rank, " dims, got ", last - first);
+    LOCKSTEP_CHECK(last - first <= max_rank, "[shape] expected at most ", max_rank, " dims, got ", last - first,
+                   "; merge some");
     rank_ = int(last - first);
     std::copy(first, last, values_);
   }

@@ -252,8 +252,8 @@ std::vector<Tensor> Tensor::split(const std::vector<int64_t>& sizes, int64_t dim
   int64_t sum = 0;
   bool valid = true;
   for (int64_t size : sizes) valid = valid && size >= 0 && !__builtin_add_overflow(sum, size, &sum);
-  LOCKSTEP_CHECK(valid && sum == shape_[d], "[split] expected sizes >= 0 that sum to ", shape_[d], ", got a sum of ",
-                 sum);
+  LOCKSTEP_CHECK(valid && sum == shape_[d], "[split] expected sizes >= 0 that sum to ", shape_[d], ", got ",
+                 valid ? str("a sum of ", sum) : "a negative or too large one");
   std::vector<Tensor> pieces;
   int64_t start = 0;
   for (int64_t size : sizes) {

@@ -331,7 +331,7 @@ if os.environ.get("RANK", "0") == "0":
             f.write('{"step": %d, "loss": "3ff0000000000000", "parameters": {"a": "0", "b": "%s"}}\\n' % (step, bad))
 """)
     r = run("lockstep", "verify", "--plans", "ddp:1x4,ddp:4x1,ddp:2x2", "--", sys.executable, fake)
-    check("verify finds a difference", r.returncode == 1 and r.stdout.splitlines()[-1] == "ddp:2x2 differs from ddp:1x4 first at step 2, b (1 of 2 parameters)", r.stdout + r.stderr)
+    check("verify finds a difference", r.returncode == 1 and r.stdout.splitlines()[-1] == "ddp:2x2 differs from ddp:1x4 first at step 2, b (1 of 2 parameters); docs/verify.md says what to check", r.stdout + r.stderr)
     def layers(n):
         return [f"gpt:{n}x32x2" if before == "--model" else word for before, word in zip([None, *verify], verify[:-2])]
 

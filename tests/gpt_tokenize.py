@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("the same evaluation", [r.returncode for r in losses] == [0, 0] and result(losses[0]) == result(losses[1]), "".join(r.stdout + r.stderr for r in losses))
     r = run(*train, "--text", tokens, "--ranks", 2)
     check("two ranks", r.returncode == 0, r.stderr)
-    refused("tokens of tokens", ["gpt", "tokenize", tokens, "--to", d / "b"], "expected a text, got a .tokens file")
+    refused("tokens of tokens", ["gpt", "tokenize", tokens, "--to", d / "b"], "expected the text itself, got a .tokens file")
     refused("onto itself", ["gpt", "tokenize", text, "--to", text], "--to to name another file")
     refused("no such text", ["gpt", "tokenize", d / "none", "--to", d / "b"], "none")
     refused("an empty text", ["gpt", "tokenize", "/dev/null", "--to", d / "b"], "expected a regular file")

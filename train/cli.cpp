@@ -80,7 +80,7 @@ int finished(int code) {
                               ? std::strerror(errno)
                               : "an earlier write failed";  // the errno of that write is lost
   std::cerr << "error: " << rank_prefix() << "standard output cannot be written (" << why
-            << "), so the rest of the output is lost\n";
+            << "), so the rest of the output is lost; redirect it to a file with free space\n";
   return code ? code : 1;
 }
 

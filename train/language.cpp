@@ -139,7 +139,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const J
   for (const ModelChange& change : model_changes())
     if (const Json* asked = changes.find(change.key); asked && change.check) change.check(asked->as_string(change.key));
   if (const ModelFormat* const format = model_format_of(path)) {
-    LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a ", format->name, "; leave it out");
+    LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a ", format->name, "; leave --ema out");
     return format->load(path, {.changes = changes});
   }
   const std::string config_path = path + "/config.json";
@@ -149,7 +149,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const J
     std::string formats;
     for (const ModelFormat& format : model_formats())
       if (!format.files.empty()) formats += format.files + ", or ";
-    fail(str(path, ": expected ", formats, "a run of gpt; it has none", formats.empty() ? "" : " of them"));
+    fail(str(path, ": expected ", formats, "a run of gpt; it has none; check the path"));
   }
   LOCKSTEP_CHECK(at("program").as_string(config_path) == "gpt", config_path, ": expected a run of gpt, got ",
                  at("program").dump(), "; give the folder of one");

@@ -45,7 +45,7 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
     LOCKSTEP_CHECK(o.freeze_step >= 1, "--optimizer: expected freeze_step of 1 or more, got ", o.freeze_step);
     const OptimizerChoices& others = optimizer_choices()[0];
     LOCKSTEP_CHECK(name != adamw, "--optimizer ", text, ": freeze_step is for ", others.plural, ", such as ",
-                   others.names[0]);
+                   others.names[0], "; leave it out");
   }
 }
 

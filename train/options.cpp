@@ -64,7 +64,8 @@ OptionCheck number(double least, double greatest) {
 
 OptionCheck one_of(std::vector<std::string> words) {
   return [words = std::move(words)](const std::string& text) {
-    return std::ranges::count(words, text) ? "" : text + " not in {" + list_names(words, words.size()) + "}";
+    return std::ranges::count(words, text) ? ""
+                                           : text + " not in {" + list_names(words, words.size()) + "}; choose one";
   };
 }
 
@@ -157,7 +158,7 @@ void apply_common_options(const CommonOptions& o) {
     LOCKSTEP_CHECK(!o.resume || !o.out.empty(), o.name_of("--resume"), " needs ", o.name_of("--out"),
                    " DIR, the folder of the run to continue");
     LOCKSTEP_CHECK(!data::not_utf8(data::Json(o.out)), o.name_of("--out"), " ", o.out,
-                   ": expected a path in UTF-8, because files of the run store it");
+                   ": expected a path in UTF-8, because files of the run store it; rename it");
     parse_device(o.device);
   });
   if (o.threads > 0) set_threads(o.threads);

@@ -86,7 +86,7 @@ void Trainer::Impl::open() {
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
                   << *engine->config().train_batch_size
-                  << ": the micro-batches change, so results will not be bit-identical to an uninterrupted run\n";
+                  << ": results will not be bit-identical to an uninterrupted run, unless you give it as before\n";
       const Json *const precision = saved.find("precision"), asked(job.options().precision);
       if (there && precision && team.leads() && *precision != asked)
         std::cerr << "note: the precision was " << precision->dump() << " and is now " << asked.dump()
@@ -214,7 +214,7 @@ namespace {
 checkpoints::Info checkpoint_of(const std::string& folder) {
   const std::string below = folder + "/checkpoints";
   const auto found = checkpoints::inspect(std::filesystem::exists(below) ? below : folder);
-  LOCKSTEP_CHECK(found, folder, ": expected the folder of a run, or of its checkpoints; it holds none");
+  LOCKSTEP_CHECK(found, folder, ": expected the folder of a run, or of its checkpoints; it holds none; check the path");
   return *found;
 }
 
@@ -245,7 +245,7 @@ void load_model(nn::Module& model, const std::string& folder, bool average) {
     wanted.push_back(checkpoints::full((averaged ? of_average : wide ? of_master : "model.") + name, tensor));
   }
   LOCKSTEP_CHECK(has_average || !average, folder,
-                 ": --ema: this run has no averaged parameters; train with --set ema.decay=0.999");
+                 ": --ema: this run has no averaged parameters; train with --set ema.decay=0.999, or leave --ema out");
   if (average) skip.push_back("model.");
   checkpoints::load(found->path, wanted, nullptr, {.convert = true, .skip = skip});
 }

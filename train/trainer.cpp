@@ -38,7 +38,7 @@ TrainerOptions with_optimizer(TrainerOptions o) {
 void check_data(const Team& team, const char* what, const data::Dataset<Example>& from) {
   const int64_t n = from.size();
   LOCKSTEP_CHECK(n < data::endless_samples, "[Trainer] ", what,
-                 ": expected a finite dataset, got a stream; give .batches its micro_batch()");
+                 ": expected a finite dataset, got a stream; give one that ends, or train on it through .batches");
   std::vector<int64_t> some;
   for (int64_t i = 0; i < std::min<int64_t>(n, 16); ++i) some.push_back(i * n / std::min<int64_t>(n, 16));
   const Tensor size = Tensor::from<int64_t>({n}, {1});
@@ -57,7 +57,7 @@ Trainer::Impl::Impl(TrainJob& job_, std::shared_ptr<nn::Module> model_, TrainerO
       to_device(job.device()),
       scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK((o.data != nullptr) != bool(o.batches), "[Trainer] expected data or batches, got ",
-                 o.data ? "both" : "neither");
+                 o.data ? "both" : "neither", "; give one of them");
   LOCKSTEP_CHECK(o.data || job.options().steps > 0, called("--steps"), " is required: the batches are endless");
   if (o.data) check_data(job.team(), "the training data", *o.data);
   if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
@@ -180,7 +180,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
     args.optimizer = [config, ranks = &job.mesh().replicas()](nn::Module& m) {
       auto made = engine::make_optimizers(config, m.named_parameters(), ranks);
       LOCKSTEP_CHECK(made.size() == 1, "[Trainer] optimizer.type ", config.optimizer.type,
-                     " makes several optimizers: expected scheduler.type too; give one");
+                     " makes several optimizers, but the program's schedule is for one; set scheduler.type too");
       return std::move(made[0]);
     };
     args.lr_scheduler = schedule;
@@ -339,7 +339,7 @@ Predictions Trainer::predict(const data::Dataset<Example>& samples) {
   return impl_->measure(samples, 0, "test", true);
 }
 const Json::Array& Trainer::log_history() const {
-  LOCKSTEP_CHECK(impl_->state, "[Trainer] expected TrainerOptions::state for a log, got none");
+  LOCKSTEP_CHECK(impl_->state, "[Trainer] expected TrainerOptions::state for a log, got none; set it");
   return impl_->state->log();
 }
 int64_t Trainer::step() const { return impl_->step; }

@@ -52,7 +52,7 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
     if (!unit.trains) continue;
     LOCKSTEP_CHECK(s_.is_collected(unit),
                    "[zero] a step can only be captured if nothing is offloaded, no average is kept, and the optimizers "
-                   "are SGD, Adam, AdamW, Adagrad, RMSprop or Lion");
+                   "are SGD, Adam, AdamW, Adagrad, RMSprop or Lion; else train without a graph (--no-graph)");
     for (OwnedPiece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Parameter& p = s_.parameters[piece.parameter];

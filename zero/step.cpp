@@ -49,7 +49,7 @@ void adapt(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite
     } catch (const Error& error) { fail(str(error.what(), "; ", where)); }
   }
   LOCKSTEP_CHECK(!report.skipped || rule == NonFinite::skip, by, "a gradient is NaN or infinite, ", where,
-                 "; AnomalyMode names the operation that made it. Nothing was changed");
+                 "; find the operation that made it with AnomalyMode. Nothing was changed");
 }
 
 void Stage::act(parallel::Do what, const StepOptions& o, StepReport& report) {
@@ -79,7 +79,7 @@ void Stage::check_call(const StepOptions& o) {
   LOCKSTEP_CHECK(o.max_norm >= 0 && std::isfinite(o.grad_scale),
                  "[zero] expected max_norm >= 0 and a finite grad_scale, got ", o.max_norm, " and ", o.grad_scale);
   LOCKSTEP_CHECK(!o.scaler || options.nonfinite == NonFinite::skip,
-                 "[zero] loss scaling needs .nonfinite = NonFinite::skip");
+                 "[zero] loss scaling needs ZeroOptions::nonfinite = NonFinite::skip; set it");
   check_unpinned();
   reducer_->notice_cleared();
   trace::memory();  // samples the memory while gradients exist

@@ -66,7 +66,7 @@ void Zero::register_external(nn::Module& module, const Variable& parameter) {
   for (auto& [name, child] : impl_->module.named_modules())
     if (child == &module) return gathers->need(module, {parameter});
   fail(str("[register_external] expected a module inside ", impl_->module.kind(), ", got a ", module.kind(),
-           " that is not"));
+           " that is not; give one of its submodules"));
 }
 
 // --- gathered ---

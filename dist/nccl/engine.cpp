@@ -127,7 +127,8 @@ NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
   LOCKSTEP_CHECK(job->backend != "nccl", "[nccl] expected a device for each rank with backend nccl, but ", shared,
                  "; use backend auto, or fewer ranks");
   if (rank == members[0] && !job->reported_sharing.exchange(true))
-    std::fprintf(stderr, "[lockstep] %s: tensors of %s go through the host's memory\n", shared.c_str(), where.c_str());
+    std::fprintf(stderr, "[lockstep] %s: tensors of %s go through the host's memory; for NCCL, start fewer ranks\n",
+                 shared.c_str(), where.c_str());
   const std::lock_guard lock(mutex_);
   return links_.emplace(peer, std::move(link)).first->second;
 }

@@ -34,7 +34,7 @@ std::array<std::atomic<int>, 64> users{};
 void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm) {
   if (code == ncclSuccess || code == ncclInProgress) return;
   fail(str("[nccl] ", what, " failed: ", ncclGetErrorString(code), ": ", ncclGetLastError(comm),
-           "; NCCL_DEBUG=INFO prints more"));
+           "; set NCCL_DEBUG=INFO to see more"));
 }
 
 Communicator::Communicator(const ncclUniqueId& id, int size, int rank, Device device, std::string name,
@@ -276,7 +276,7 @@ void Watchdog::look_at_late(NcclWork& work) {
 /// when Job::fail() gets such an error, it waits until the control plane knows the cause.
 std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& comm, const std::string& where) {
   std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code),
-                         " (NCCL_DEBUG=INFO prints more)");
+                         " (set NCCL_DEBUG=INFO to see more)");
   if (const char* more = ncclGetLastError(nullptr); more && *more) text += str(": ", more);
   if (code == ncclRemoteError || code == ncclSystemError)
     return std::make_exception_ptr(DistError(Fault::rank_failed, -1, text));

@@ -79,7 +79,7 @@ void Listener::run() {
       wait = int(std::max<int64_t>(
           0, std::chrono::ceil<std::chrono::milliseconds>(visitors.front().deadline - Clock::now()).count()));
     if (::poll(entries.data(), entries.size(), wait) < 0 && errno != EINTR) {
-      std::fprintf(stderr, "[transport] data connections are no longer accepted: %s\n", std::strerror(errno));
+      std::fprintf(stderr, "[transport] accepts no connections: %s; start all ranks again\n", std::strerror(errno));
       return;
     }
     if (entries[0].revents) return;
@@ -163,7 +163,7 @@ void Listener::reject(const Visitor& visitor, const std::string& why) {
   const auto now = Clock::now();
   if (logged_ != Clock::time_point() && now - logged_ < log_pause) return;
   logged_ = now;
-  std::fprintf(stderr, "[transport] dropped a connection from %s: %s (logged at most once a minute)\n",
+  std::fprintf(stderr, "[transport] dropped peer %s: %s; if it is a rank, see its output (logged once a minute)\n",
                peer_address(visitor.fd.get()).text().c_str(), why.c_str());
 }
 

@@ -253,9 +253,8 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
       throw DistError(
           Fault::rank_failed, peer,
           str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
-              problem == ECONNREFUSED
-                  ? "; see the output of that rank"
-                  : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
+              problem == ECONNREFUSED ? "; see the output of that rank"
+                                      : "; set LOCKSTEP_INTERFACE to the interface or subnet that connects the ranks"));
     }
     std::this_thread::sleep_for(pause);
   }

@@ -16,9 +16,9 @@ void check_steps(ls::Device device) {
     optimizer.step();  // m = 0.5 * -2 = -1, w = 1 + 0.25
     w.grad() = ls::full({3, 1000}, 8, where);
     optimizer.step(0.5);  // m = 0.5 * -1 + 0.5 * 8 * 0.5 = 1.5, w = 1.25 - 0.25
-    LOCKSTEP_CHECK(ls::equal(w.tensor(), ls::ones({3, 1000}, where)), dtype, ": ", w.tensor());
+    LOCKSTEP_CHECK(ls::equal(w.tensor(), ls::ones({3, 1000}, where)), dtype, ": expected ones, got ", w.tensor());
     const ls::Tensor m = optimizer.state_of(w).tensors.at("momentum");
-    LOCKSTEP_CHECK(m.device() == device && ls::equal(m, ls::full_like(m, 1.5)), dtype, ": ", m);
+    LOCKSTEP_CHECK(m.device() == device && ls::equal(m, ls::full_like(m, 1.5)), dtype, ": expected 1.5, got ", m);
   }
 }
 
@@ -28,7 +28,8 @@ void check_votes() {
     ls::parallel::DistributedDataParallel ddp(net, {.hook = signs::majority_vote()});
     const float some[3] = {5, -1, -1};
     ls::sum(ddp(ls::Variable(ls::Tensor::from<float>({some[rank], 0}, {1, 2})))).backward();
-    LOCKSTEP_CHECK(ls::equal(net.weight.grad(), ls::Tensor::from<float>({-1, 0}, {1, 2})), net.weight.grad());
+    LOCKSTEP_CHECK(ls::equal(net.weight.grad(), ls::Tensor::from<float>({-1, 0}, {1, 2})), "expected {-1, 0}, got ",
+                   net.weight.grad());
   });
 }
 
@@ -41,9 +42,10 @@ void check_weights(ls::Device device) {
   signs::keep_signs(layer);
   ls::Variable x(ls::randn({4, 16}, {.device = device}), true);
   const ls::Variable y = net(x);
-  LOCKSTEP_CHECK(ls::allclose(y.tensor(), ls::linear(x.tensor(), close, layer.bias.tensor())), "the product");
+  LOCKSTEP_CHECK(ls::allclose(y.tensor(), ls::linear(x.tensor(), close, layer.bias.tensor())),
+                 "expected linear(x, close)");
   ls::sum(y).backward();
-  LOCKSTEP_CHECK(ls::allclose(x.grad(), ls::matmul(ls::ones_like(y.tensor()), close)), "its gradient");
+  LOCKSTEP_CHECK(ls::allclose(x.grad(), ls::matmul(ls::ones_like(y.tensor()), close)), "expected the gradient of it");
   const auto [name, signs] = net.state().front();
   LOCKSTEP_CHECK(name == "0.weight.signs" && signs.shape() == ls::Shape({8, 2}), "expected a bit for each weight");
 }

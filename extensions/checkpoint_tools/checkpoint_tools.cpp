@@ -59,7 +59,7 @@ std::vector<std::string> verify_checkpoint(const Opened& checkpoint) {
   std::sort(names.begin(), names.end());
   for (const std::string& name : names)
     if (name != manifest_name && name != trainer_state_name && !checkpoint.manifest.files.count(name))
-      problems.push_back(str(checkpoint.folder, "/", name, ": the manifest does not list it"));
+      problems.push_back(str(checkpoint.folder, "/", name, ": the manifest does not list it; move it away"));
   return problems;
 }
 

@@ -30,7 +30,8 @@ class Appender {
   void add(std::string_view bytes) {
     if (over_ || file_.add(bytes)) return;
     over_ = true;
-    warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno), "; the run continues without it"));
+    warn_(str("warning: ", path_, ": writing failed: ", std::strerror(errno),
+              "; free disk space or check its permissions; the run goes on without this file"));
   }
 
  private:

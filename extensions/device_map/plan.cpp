@@ -316,7 +316,7 @@ std::string draw_svg(const Placement& plan) {
   if (!plan.held.count(Location(plan.main).name)) columns.emplace_back(plan.main);
   std::sort(columns.begin(), columns.end());
   LOCKSTEP_CHECK(columns.size() <= 16, "[draw] expected 16 places or fewer, got ", columns.size(),
-                 "; text() prints any number");
+                 "; print the plan with text() instead");
   int64_t greatest = 1;
   for (const Location& place : columns) greatest = std::max(greatest, plan.needed(place));
   constexpr double left = 16, top = 44, column = 170, gap = 18, tall = 300;

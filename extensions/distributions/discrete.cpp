@@ -65,7 +65,8 @@ Categorical::Categorical(const Variable& weights)
           weights.dtype()) {}
 Categorical Categorical::from_logits(const Variable& logits) {
   LOCKSTEP_CHECK(is_floating(logits.dtype()) && logits.dim() >= 1 && logits.size(-1) >= 1,
-                 "[Categorical] expected floating logits (..., classes), got ", logits.dtype(), " ", logits.shape());
+                 "[Categorical] expected floating logits (..., classes), got ", logits.dtype(), " ", logits.shape(),
+                 "; convert or reshape them");
   check_parameter("Categorical", "logits without NaN", logits, is_finite(logits.tensor()));
   const Variable l = log_softmax(wide(logits), -1);
   return {exp(l), l, logits.dtype()};

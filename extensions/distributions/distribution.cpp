@@ -52,7 +52,8 @@ std::vector<Variable> broadcast(const char* name, std::initializer_list<Paramete
   for (const Parameter& p : parameters) {
     const Variable& x = p.value();
     if (!x.defined()) continue;
-    LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype());
+    LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype(),
+                   "; convert them with .to(f32)");
     LOCKSTEP_CHECK(!found || (x.dtype() == options.dtype && x.device() == options.device), "[", name,
                    "] expected parameters of one dtype and device, got ", options.dtype, " on ", options.device,
                    " and ", x.dtype(), " on ", x.device(), "; convert or move one with .to()");

@@ -95,7 +95,7 @@ Variable divergence(const Dirichlet& p, const Dirichlet& q) {
 }
 Variable divergence(const MultivariateNormal& p, const MultivariateNormal& q) {
   LOCKSTEP_CHECK(p.event_shape() == q.event_shape(), "[kl_divergence] expected vectors of one size, got ",
-                 p.event_shape(), " and ", q.event_shape());
+                 p.event_shape(), " and ", q.event_shape(), "; compare distributions of one size");
   const Variable turned = linalg::solve_triangular(q.scale_tril, p.scale_tril, false);
   const Variable off = linalg::solve_triangular(q.scale_tril, (q.loc - p.loc).unsqueeze(-1), false);
   const double n = double(p.loc.size(-1));
@@ -124,7 +124,8 @@ Variable kl_divergence(const Distribution& p, const Distribution& q) {
       found<Uniform, Normal>(p, q, out) || found<Laplace, Normal>(p, q, out))
     return out;
   fail(str("[kl_divergence] has no formula for ", p.name(), " and ", q.name(),
-           "; estimate it: mean of p.log_prob(x) - q.log_prob(x) over x = p.rsample(...)"));
+           "; estimate it: mean of p.log_prob(x) - q.log_prob(x) over x = p.", p.has_rsample() ? "r" : "",
+           "sample(...)"));
 }
 
 }  // namespace lockstep::distributions

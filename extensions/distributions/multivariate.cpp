@@ -11,7 +11,8 @@ namespace {
 
 Shape leading(const char* name, const Variable& x, int events) {
   LOCKSTEP_CHECK(is_floating(x.dtype()) && x.dim() >= events, "[", name,
-                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape());
+                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape(),
+                 "; convert or reshape them");
   return Shape(x.shape().begin(), x.shape().end() - events);
 }
 

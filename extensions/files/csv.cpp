@@ -113,14 +113,15 @@ template <class T> T number_of(const std::string& field, bool empty_is_nan, cons
   while (!text.empty() && blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && blank(text.back())) text.remove_suffix(1);
   if (text.empty() && empty_is_nan) return std::numeric_limits<T>::quiet_NaN();  // parse_csv() has refused i64
-  LOCKSTEP_CHECK(!text.empty(), where(), ": expected a number, got an empty field (empty_is_nan reads it as NaN)");
+  LOCKSTEP_CHECK(!text.empty(), where(), ": expected a number, got an empty field; fill it in, or set empty_is_nan");
   const char* const begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-');
   const char* const end = text.data() + text.size();
   using Read = std::conditional_t<std::is_same_v<T, int64_t>, int64_t, double>;
   Read value{};
   const auto [at, error] = std::from_chars(begin, end, value);
   LOCKSTEP_CHECK(at == end && error != std::errc::invalid_argument, where(), ": expected ",
-                 std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field), "\"");
+                 std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field),
+                 "\"; correct the field");
   LOCKSTEP_CHECK(error == std::errc() && std::isinf(double(T(value))) == std::isinf(double(value)), where(),
                  ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field),
                  "; choose another dtype, or correct the field");
@@ -143,7 +144,7 @@ Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions
   LOCKSTEP_CHECK(!options.empty_is_nan || options.dtype != i64, start,
                  ": expected f32 or f64 with empty_is_nan, got i64, which has no NaN");
   LOCKSTEP_CHECK(options.header || options.columns.empty(), start,
-                 ": expected a header to find columns by name, got header = false");
+                 ": expected a header to find columns by name, got header = false; set it, or leave out columns");
   CsvReader reader(text, origin, d);
   bool more = reader.next();
   LOCKSTEP_CHECK(more, start, ": expected at least one line, got an empty file; give a file with lines");

@@ -214,8 +214,9 @@ Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int
 }
 
 std::string npy_start(const Tensor& tensor, const std::string& where) {
-  LOCKSTEP_CHECK(tensor.defined() && tensor.device().is_cpu(), where, ": expected a tensor on the cpu, got one ",
-                 tensor.defined() ? "elsewhere" : "undefined", "; move it with .to(cpu), or create it first");
+  LOCKSTEP_CHECK(
+      tensor.defined() && tensor.device().is_cpu(), where, ": expected a tensor on the cpu, got one ",
+      tensor.defined() ? str("on ", tensor.device(), "; move it with .to(cpu)") : "undefined; create it first");
   const auto* known = std::find_if(std::begin(npy_dtypes), std::end(npy_dtypes),
                                    [&](auto& row) { return row.second == tensor.dtype(); });
   LOCKSTEP_CHECK(known != std::end(npy_dtypes), where, ": expected a dtype that NumPy has, got ", tensor.dtype(),

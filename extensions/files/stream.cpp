@@ -53,14 +53,14 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") ==
 
 RecordStream::RecordStream(std::vector<std::string> shards, RecordRule rule, StreamOptions options)
     : shards_(std::move(shards)), rule_(rule), options_(options) {
-  LOCKSTEP_CHECK(!shards_.empty(), "[stream] expected at least one shard, got none");
-  LOCKSTEP_CHECK(options.block >= 1 && options.run >= 1, "[stream] expected block and run >= 1, got ", options.block,
-                 " and ", options.run);
+  LOCKSTEP_CHECK(!shards_.empty(), "[stream] expected at least one shard, got none; give paths of files");
+  LOCKSTEP_CHECK(options.block >= 1 && options.run >= 1, "[stream] expected block and run >= 1, got block ",
+                 options.block, " and run ", options.run);
   LOCKSTEP_CHECK(options.lanes >= 1 && options.lanes <= int64_t(shards_.size()),
                  "[stream] expected lanes from 1 to the number of shards, ", shards_.size(), ", got ", options.lanes);
   LOCKSTEP_CHECK(rule.bytes >= 0 && (rule.bytes == 0 || rule.stride >= 1),
-                 "[stream] expected RecordRule::bytes >= 0, and stride >= 1 if bytes > 0, got ", rule.bytes, " and ",
-                 rule.stride);
+                 "[stream] expected RecordRule::bytes >= 0, and stride >= 1 if bytes > 0, got bytes ", rule.bytes,
+                 " and stride ", rule.stride);
   for (const auto& shard : shards_) {
     LOCKSTEP_CHECK(std::filesystem::is_regular_file(shard), "[stream] expected shards that are files, got ", shard);
     sizes_.push_back(int64_t(std::filesystem::file_size(shard)));

@@ -79,7 +79,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
                  " bytes (is it truncated?); copy it again");
   LOCKSTEP_CHECK(text_at(file, 0, 4) == "RIFF" && text_at(file, 8, 4) == "WAVE", where,
                  ": expected a file that starts with RIFF, its size and WAVE, got ",
-                 text_at(file, 0, 4) == "RF64" ? "RF64, which is not supported" : "another", "; convert it");
+                 text_at(file, 0, 4) == "RF64" ? "RF64, which is not supported" : "another", "; convert it to WAV");
   // A file written to a pipe has unknown sizes (0 or all bits set). Its data then reach to the end of the file.
   const auto unknown = [](uint64_t size) { return size == 0 || size == 0xffffffff; };
   const bool is_stream = unknown(little(file, 4, 4));

@@ -54,7 +54,7 @@ std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& 
       if (!line.empty()) all.push_back(data::parse_json(line, str(path, ":", number)));
     } catch (const Error&) {
       if (!torn) throw;
-      warnings.push_back(path + ": the last line was cut short");
+      warnings.push_back(path + ": the last line was cut short and left out; report again if the run still writes it");
     }
   }
   return all;
@@ -258,7 +258,7 @@ RunFiles read_run(const std::string& folder) {
       if (++count <= 5) found += (found.empty() ? "" : ", ") + entry.path().filename().string();
     fail(str("[report] expected a run in ", folder,
              ": metrics.jsonl (a training program writes it with --out) or rank-N.json (with --trace), found ",
-             count == 0 ? "an empty folder" : found, count > 5 ? ", ..." : ""));
+             count == 0 ? "an empty folder" : found, count > 5 ? ", ..." : "", "; check the path"));
   }
   return run;
 }

@@ -137,7 +137,7 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
   }
   std::erase_if(heads, [&](const RankTrace& head) {
     if (head.run == run) return false;
-    warnings.push_back(head.path + " belongs to another run and was left out");
+    warnings.push_back(head.path + " belongs to another run and was left out; delete it, or move it away");
     return true;
   });
   std::sort(heads.begin(), heads.end(), [](const RankTrace& a, const RankTrace& b) { return a.rank < b.rank; });
@@ -150,11 +150,11 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
     else missing.push_back(str(rank));
   }
   if (!missing.empty())
-    warnings.push_back(
-        str("no trace of rank ", list_names(missing, max_named), " (of 0 to ", heads[0].ranks - 1, ") is in ", folder));
+    warnings.push_back(str("no trace of rank ", list_names(missing, max_named), " (of 0 to ", heads[0].ranks - 1,
+                           ") is in ", folder, "; copy it there"));
   for (const RankTrace& head : heads)
     if (!head.ended)
-      warnings.push_back(str("the trace of rank ", head.rank, " has no end: its process was killed, or still runs"));
+      warnings.push_back(str("the trace of rank ", head.rank, " has no end: wait for that rank, or see why it died"));
   return heads;
 }
 

@@ -24,7 +24,7 @@ class Fp8Participant : public Participant {
     }
     return all;
   }
-  std::string without_state() const override { return "was saved without fp8; its scales start at 1"; }
+  std::string without_state() const override { return "was saved without fp8; nothing to do: its scales start at 1"; }
   std::string other_shape(const std::string&, const Shape& saved) const override {
     return str("set fp8.amax_history_len to ", saved[saved.rank() - 1]);
   }

@@ -52,7 +52,7 @@ struct Running {
 void check_prompts(const GPT& model, std::span<const std::vector<int64_t>> prompts, const Generation& g) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto& p = prompts[i];
-    LOCKSTEP_CHECK(!p.empty(), "[generate] expected prompts of at least one token, prompt ", i, " is empty");
+    LOCKSTEP_CHECK(!p.empty(), "[generate] expected prompts of at least one token, prompt ", i, " is empty; fill it");
     LOCKSTEP_CHECK(g.overflow == Generation::Overflow::slide || int64_t(p.size()) < model.o.context,
                    "[generate] prompt has ", p.size(), " tokens, the model's context is ", model.o.context,
                    "; shorten it, or set overflow to slide");

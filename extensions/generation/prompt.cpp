@@ -34,7 +34,7 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     decoder->flush();
   }
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token, got none; give a longer text");
-  LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
+  LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a text prompt, got --ids; leave one out");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
   if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
   // The folder's end-of-text tokens can lie beyond the vocabulary, if a small model uses a large model's tokenizer.

@@ -230,7 +230,7 @@ void Generation::check() const {
                  " cannot slide over a full context; set overflow to error");
   LOCKSTEP_CHECK(do_sample || num_return_sequences <= num_beams,
                  "[generate] expected num_return_sequences from 1 to num_beams without do_sample, got ",
-                 num_return_sequences, " of ", num_beams);
+                 num_return_sequences, " with num_beams ", num_beams, "; raise num_beams, or set do_sample");
   for (const std::string& s : stop)
     LOCKSTEP_CHECK(!s.empty(), "[generate] expected stop strings of at least one byte, got an empty one");
 }

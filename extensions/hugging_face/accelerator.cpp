@@ -110,7 +110,7 @@ void AcceleratorState::check() {
       "leave it true, and set drop_last in the loader if no sample may be repeated");
   const parallel::Plan& plan = job().plan();
   LOCKSTEP_CHECK(plan.dp == world(), "[Accelerator] expected a plan of copies (dp, ZeRO), got ", to_string(plan),
-                 "; a Trainer runs the others");
+                 "; train other plans with a Trainer");
 }
 
 engine::EngineBase& AcceleratorState::trained(const char* call) {
@@ -152,7 +152,7 @@ void AcceleratorState::join(optim::Optimizer& optimizer) {
   engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, settings, values));
   LOCKSTEP_CHECK(!engine->wants_metric(), "[prepare] ", job().origin(),
                  ": expected a schedule that follows the step, got scheduler.type ReduceLROnPlateau, whose metric only "
-                 "the program has; create it there, and pass it to prepare()");
+                 "the program has; create it in the program, and pass it to prepare()");
   clipping = engine->config().gradient_clipping;
   if (leads() && micro_batch > 0 && world() * engine->gradient_accumulation_steps() > 1)
     std::cerr << "[accelerator] a step is " << world() << (world() == 1 ? " rank x " : " ranks x ")
@@ -220,7 +220,7 @@ Loop AcceleratorState::running_loop() const {
   std::optional<Loop> found = last_loop;  // used if all loops have ended
   for (const auto& one : loops)
     if (const auto running = one.lock()) found = *running;
-  LOCKSTEP_CHECK(found, "[gather_for_metrics] expected a call inside the loop over a loader");
+  LOCKSTEP_CHECK(found, "[gather_for_metrics] expected a call inside the loop over a loader; move it there");
   return *found;
 }
 
@@ -252,7 +252,7 @@ void AcceleratorState::save(const std::string& folder) {
 
 void AcceleratorState::load(const std::string& folder) {
   const auto found = trained("load_state").load_checkpoint(folder);
-  LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder, ", which has no checkpoint");
+  LOCKSTEP_CHECK(found, "[load_state] expected a checkpoint of save_state() in ", folder, ", got none; check the path");
   const Json& state = found->client_state;
   const auto& theirs = state.at("accelerator", folder).as_array(folder);
   forget_gone(kept);
@@ -341,7 +341,7 @@ Tensor Accelerator::gather(const Tensor& tensor) const {
 Tensor Accelerator::gather_for_metrics(const Tensor& tensor) const {
   const accelerated::Loop loop = state_->running_loop();
   LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == loop.rows, "[gather_for_metrics] expected ", loop.rows,
-                 " rows, one for each sample of the batch, got ", tensor.shape(), "; gather a tensor with one");
+                 " rows, one for each sample of the batch, got ", tensor.shape(), "; give a tensor with these");
   const Tensor entire = gather(tensor);
   std::vector<Tensor> rows;
   for (size_t r = 0; r < loop.real.size(); ++r) rows.push_back(entire.narrow(0, int64_t(r) * loop.rows, loop.real[r]));

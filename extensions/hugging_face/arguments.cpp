@@ -52,7 +52,7 @@ TrainOptions TrainingArguments::options() const {
     expect(eval_strategy != "steps" || multiple, best, "save_steps to be a multiple of eval_steps, got ", save_steps,
            " and ", eval_steps);
   }
-  LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both");
+  LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both; leave one out");
   expect(warmup_steps >= 0, "warmup_steps", "0 or more, got ", warmup_steps);
   TrainOptions o;
   o.out = output_dir, o.resume = resume_from_checkpoint != std::variant<bool, std::string>(false);

@@ -175,7 +175,8 @@ int32_t BpeTokenizer::special(const std::string& token) const {
   for (const auto& [name, id] : added_) {
     if (all.size() < 500) all += (all.empty() ? "" : ", ") + name;
   }
-  fail(str("[tokenizer] no special token ", token, "; there are: ", all.empty() ? "none" : all, "; name one of these"));
+  fail(str("[tokenizer] no special token ", token, "; ",
+           all.empty() ? "add it to added_tokens" : "there are: " + all + "; name one of these"));
 }
 
 }  // namespace lockstep::data

@@ -155,7 +155,7 @@ void BpeTokenizer::add_token(const Json& token, const std::string& where) {
     const Json* value = token.find(key);
     return value && !value->is_null() && value->as_bool(where + "." + key);
   };
-  LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; expected false");
+  LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; set it to false");
   const int64_t id = token.at("id", where).as_int(where + ".id");
   LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
   add_token({.text = token.at("content", where).as_string(where + ".content"),

@@ -67,18 +67,18 @@ void check_built(const ConfigReader& c) {
   for (const char* key : not_built)
     if (const Json* value = c.find(key))
       LOCKSTEP_CHECK(*value == Json(false) || *value == Json(Json::Object{}), c.where(), ": ", key, " ", value->dump(),
-                     " is not supported; expected false or no such key");
+                     " is not supported; use a model without it");
 }
 
 GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
-                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
+                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'; use another model");
   LOCKSTEP_CHECK(c.integer("n_embd", 768) % c.integer("n_head", 12) == 0, c.where(),
                  ": n_head: expected a number that divides n_embd ", c.integer("n_embd", 768), ", got ",
                  c.integer("n_head", 12), "; correct the file");
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
-                 ": scale_attn_weights false is not supported; expected true");
+                 ": scale_attn_weights false is not supported; use a model with true");
   return {.vocab = c.integer("vocab_size", 50257),
           .context = c.integer("n_positions", 1024),
           .layers = c.integer("n_layer", 12, 1, 100'000),
@@ -96,9 +96,9 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
   const Json* const types = c.find("layer_types");
   if (!mistral && !qwen2) {
-    const Json full("full_attention");
     for (const Json& type : types ? types->as_array(c.where() + ": layer_types") : Json::Array())
-      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump());
+      LOCKSTEP_CHECK(type == Json("full_attention"), c.where(),
+                     ": layer_types: expected 'full_attention' for all, got ", type.dump(), "; use another model");
     return;
   }
   if (!mistral && !c.flag("use_sliding_window", false)) return;
@@ -112,7 +112,8 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
     LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
                        std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
                    c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
-                   " layers and 'sliding_attention' for the rest; other orders are not supported");
+                   " layers and 'sliding_attention' for the rest, got ", types->dump().substr(0, 200),
+                   "; use another model");
     from = first - all.begin();
   }
   if (window < o.context && from < o.layers) o.window = window, o.window_from = from;
@@ -120,7 +121,8 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
 
 GPT::Options llama_options(const ConfigReader& c, const Family& f) {
   const std::string act = c.word("hidden_act", "silu");
-  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
+  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act,
+                 "'; use another model");
   const int64_t context = c.integer("max_position_embeddings", f.context), width = c.integer("hidden_size", 4096),
                 heads = c.integer("num_attention_heads", 32),
                 kv_heads = c.integer("num_key_value_heads",
@@ -172,39 +174,42 @@ GPT::Options options_from_config(const Json& config, const std::string& path) {
   const auto* family =
       std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
   LOCKSTEP_CHECK(family != std::end(families) || type == "gpt2", path,
-                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'");
+                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'; use another model");
   check_built(c);
   return type == "gpt2" ? gpt2_options(c) : llama_options(c, *family);
 }
 
 namespace {
 
+template <class... Words> void expect(bool good, const GPT::Options& o, const Words&... words) {
+  LOCKSTEP_CHECK(good, "[save_pretrained] a GPT with", o.rope ? "" : "out", " rope needs ", words...,
+                 ": Transformers has no such model; use save_safetensors()");
+}
+
 const Family& family_of(const GPT::Options& o) {
   const bool in = o.bias && o.attention_bias, out = o.bias && o.attention_out_bias, mlp = o.bias && o.mlp_bias;
-  LOCKSTEP_CHECK(
-      o.norm == Norm::rms && o.feed_forward == nn::FeedForward::swiglu && (in == out || (in && !mlp)),
-      "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, a table of positions, biases), or "
-      "of a Llama, Mistral or Qwen 2 (RMSNorm, SwiGLU, rotary positions, biases of attention all or none, or "
-      "all but out_proj's alone), got a mix: Transformers has no such model; use save_safetensors()");
+  expect(o.norm == Norm::rms, o, "norm = Norm::rms, got Norm::layer");
+  expect(o.feed_forward == nn::FeedForward::swiglu, o, "feed_forward = FeedForward::swiglu, got gelu");
+  expect(in || !out, o, "attention_out_bias false without attention_bias, got true");
+  expect(in == out || !mlp, o, "mlp_bias false without attention_out_bias, got true");
   const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp;
-  LOCKSTEP_CHECK(o.window == 0 || qwen2 || mistral,
-                 "[save_pretrained] expected an attention window with the options of a Mistral (no biases) or of a "
-                 "Qwen 2, got a mix: Transformers has no such model; use save_safetensors()");
-  LOCKSTEP_CHECK(qwen2 || mistral || o.width % o.heads == 0, "[save_pretrained] expected a width divisible by ",
-                 o.heads, " heads, got ", o.width, ": Transformers has no such model; use save_safetensors()");
-  LOCKSTEP_CHECK(o.rope->partial == 1, "[save_pretrained] expected rotary positions on all features of a head, got ",
-                 o.rope->partial, " of them: Transformers has no such model; use save_safetensors()");
+  expect(o.window == 0 || qwen2 || mistral, o, "no biases (Mistral) or attention_bias alone (Qwen 2) with window ",
+         o.window, ", got ", in ? "all biases of attention" : "mlp_bias");
+  expect(qwen2 || mistral || o.width % o.heads == 0, o, "a width divisible by ", o.heads, " heads, got ", o.width);
+  expect(o.rope->partial == 1, o, "rope partial 1 (all features of a head), got ", o.rope->partial);
   return families[qwen2 ? 2 : mistral ? 1 : 0];
 }
 
 Json gpt2_config(const GPT::Options& o) {
-  LOCKSTEP_CHECK(
-      o.norm == Norm::layer && o.feed_forward == nn::FeedForward::gelu && o.bias && o.attention_bias &&
-          o.attention_out_bias && o.mlp_bias && (o.kv_heads == 0 || o.kv_heads == o.heads) && o.window == 0 &&
-          (o.head_size == 0 || o.head_size * o.heads == o.width),
-      "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, all biases, as many key heads as "
-      "heads, a table of positions, no window), or rotary positions, got a mix: Transformers has no such model; use "
-      "save_safetensors()");
+  expect(o.norm == Norm::layer, o, "norm = Norm::layer, got Norm::rms");
+  expect(o.feed_forward == nn::FeedForward::gelu, o, "feed_forward = FeedForward::gelu, got swiglu");
+  for (const auto& [name, bias] :
+       {std::pair("bias", o.bias), std::pair("attention_bias", o.attention_bias),
+        std::pair("attention_out_bias", o.attention_out_bias), std::pair("mlp_bias", o.mlp_bias)})
+    expect(bias, o, name, " true, got false");
+  expect(o.kv_heads == 0 || o.kv_heads == o.heads, o, "as many kv_heads as heads ", o.heads, ", got ", o.kv_heads);
+  expect(o.window == 0, o, "window 0, got ", o.window);
+  expect(o.head_size == 0 || o.head_size * o.heads == o.width, o, "head_size 0 (width / heads), got ", o.head_size);
   Json config(Json::Object{});
   config["architectures"] = Json::Array{Json("GPT2LMHeadModel")};
   config["model_type"] = "gpt2";

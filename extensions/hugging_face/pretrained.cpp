@@ -89,7 +89,7 @@ void check_weights(const Weights& weights, const GPT::Options& o, const std::vec
                     weights.entry("lm_head.weight").dtype == weights.entry(table).dtype &&
                     equal(weights.tensor("lm_head.weight"), weights.tensor(table));
   LOCKSTEP_CHECK(same, weights.folder(), ": tie_word_embeddings is true, and lm_head.weight differs from ", table,
-                 "; set it to false");
+                 "; set tie_word_embeddings to false");
 }
 
 void start_with_weights(GPT& model, const std::shared_ptr<const Weights>& weights) {
@@ -162,7 +162,8 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
   model->notes = std::make_shared<const FolderNotes>(folder_notes(folder));
   const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
   const DType dtype = options.dtype.value_or(weights->entry(table).dtype);
-  LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype);
+  LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype,
+                 options.dtype ? "; give dtype f32, f16, bf16 or f64" : "; fetch the folder again");
   if (dtype != f32) model->to(dtype);
   start_with_weights(*model, weights);
   if (quantization) quantize(*model, *quantization);

@@ -20,14 +20,14 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind(), "; correct the file");
   for (const auto& [key, value] : object.as_object())
     LOCKSTEP_CHECK(!value.is_object(), where, ": ", key,
-                   ": positions per kind of layer are not supported; expected one rope_type for all layers");
+                   ": positions per kind of layer are not supported; use a model with one rope_type for all layers");
   const ConfigReader c(object, where);
   const std::string type = c.word("rope_type", c.word("type", "default"));
   LOCKSTEP_CHECK(!c.find("type") || c.word("type", "") == type, where, ": expected rope_type and type to agree, got '",
                  type, "' and '", c.word("type", ""), "'; correct the file");
   const auto* const known = std::find(std::begin(scaling_names), std::end(scaling_names), type);
   LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type,
-                 "' is not supported; expected default, linear, dynamic, yarn or llama3");
+                 "' is not supported; use a model with default, linear, dynamic, yarn or llama3");
   const auto beside = [&](const char* key) { return c.find(key) ? c : config; };
   const double base = c.number("rope_theta", config.number("rope_theta", 10000));
   LOCKSTEP_CHECK(!c.find("rope_theta") || !config.find("rope_theta") || config.number("rope_theta", 0) == base, where,

@@ -112,7 +112,7 @@ static std::unique_ptr<Tokenizer> load_files(const std::string& folder) {
   namespace fs = std::filesystem;
   const fs::path base(folder);
   LOCKSTEP_CHECK(fs::is_directory(base), "[tokenizer] ", folder,
-                 ": expected a folder with tokenizer.json, or vocab.json and merges.txt; there is no such folder");
+                 ": there is no such folder; give one with tokenizer.json, or vocab.json and merges.txt");
   const bool has_file = fs::exists(base / "tokenizer.json"),
              parts = fs::exists(base / "vocab.json") && fs::exists(base / "merges.txt");
   LOCKSTEP_CHECK(has_file || parts || !fs::exists(base / "tokenizer.model"), "[tokenizer] ", folder,
@@ -127,7 +127,7 @@ static std::unique_ptr<Tokenizer> load_files(const std::string& folder) {
                                                                        found.config.find("add_prefix_space");
     LOCKSTEP_CHECK(!kind || kind->is_null() || kind->as_string(config).starts_with("GPT2Tokenizer"), config,
                    ": expected a GPT2Tokenizer for vocab.json and merges.txt, got ", kind ? kind->dump() : "",
-                   "; AutoTokenizer's save_pretrained() writes tokenizer.json");
+                   "; write tokenizer.json by AutoTokenizer's save_pretrained()");
     LOCKSTEP_CHECK(!prefix || *prefix != Json(true), config,
                    ": add_prefix_space true is not supported; set it to false, and begin texts with a space");
   }

@@ -21,7 +21,7 @@ bool has_value(const Json* value) {
 void expect_neutral(const Json& settings, std::initializer_list<const char*> keys, const std::string& where) {
   for (const char* key : keys)
     LOCKSTEP_CHECK(!has_value(settings.find(key)), where, ": ", key, " ", settings.find(key)->dump().substr(0, 200),
-                   " is not supported; expected it unset");
+                   " is not supported; unset it, or use another tokenizer");
 }
 
 /// Returns the parts of a Sequence, and of Sequences in it. Another value is returned as the only part; null has none.
@@ -107,7 +107,8 @@ struct RulesReader {
     const Json* regex = part.json.find("use_regex");
     const bool cuts = !regex || regex->as_bool(part.where + ".use_regex");
     expect_neutral(part.json, {"add_prefix_space"}, part.where);
-    LOCKSTEP_CHECK(!cuts || !rules.words, part.where, ": expected use_regex false after Split");
+    LOCKSTEP_CHECK(!cuts || !rules.words, part.where,
+                   ": expected use_regex false after Split, got true; correct the file");
     rules.byte_level = true;
     if (cuts) rules.words = WordPattern::gpt2;
   }
@@ -157,7 +158,7 @@ struct RulesReader {
       LOCKSTEP_CHECK(found != order.end(), part.where, " is not supported; use Replace, ByteFallback, Fuse or Strip");
       const size_t place = size_t(found - order.begin());
       LOCKSTEP_CHECK(place >= next, part.where,
-                     ": expected Replace, ByteFallback, Fuse, Strip in this order, once each");
+                     ": expected Replace, ByteFallback, Fuse, Strip in this order, once each; reorder them");
       next = place + 1;
       if (part.type == "Replace") {
         rules.decode_from = string_of(part.json, part.where);
@@ -168,7 +169,8 @@ struct RulesReader {
         const int64_t start = part.json.at("start", part.where).as_int(part.where + ".start");
         LOCKSTEP_CHECK(part.json.at("content", part.where) == Json(" ") &&
                            part.json.at("stop", part.where) == Json(0) && start >= 0 && start <= 1000,
-                       part.where, ": expected 0 to 1000 spaces at the start, got ", part.json.dump().substr(0, 200));
+                       part.where, ": expected 0 to 1000 spaces at the start, none at the end, got ",
+                       part.json.dump().substr(0, 200), "; correct the file");
         rules.strip = int(start);
       }
     }

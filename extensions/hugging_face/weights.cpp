@@ -26,7 +26,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   for (const auto& [name, file] : index.at("weight_map", path).as_object(path + ": weight_map")) {
     const std::string& text = file.as_string(path + ": weight_map: " + name);
     LOCKSTEP_CHECK(std::filesystem::path(text).filename() == text && text.ends_with(".safetensors"), path,
-                   ": expected names of .safetensors files in this folder, got '", text, "' for ", name);
+                   ": expected names of .safetensors files in this folder, got '", text, "' for ", name, "; fix it");
     files[name] = text;
   }
   LOCKSTEP_CHECK(!files.empty(), path, ": expected a weight_map with tensors, got an empty one; fetch it again");

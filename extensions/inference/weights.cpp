@@ -28,7 +28,7 @@ void together(dist::ProcessGroup* group, const char* what, const std::function<v
     if (!group || group->rank() == 0) at_rank_0();
   } catch (const dist::DistError&) {
     throw;  // all ranks raise it
-  } catch (const std::exception& problem) { error = *problem.what() ? problem.what() : "an error without a message"; }
+  } catch (const std::exception& problem) { error = *problem.what() ? problem.what() : "an error; please report it"; }
   if (group && group->size() > 1) error = dist::broadcast_text(error, 0, *group, what);
   LOCKSTEP_CHECK(error.empty(), error);
 }

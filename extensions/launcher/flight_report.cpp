@@ -150,9 +150,11 @@ std::string explain_flight(const std::string& folder) {
   }
 
   std::string text;
-  if (!silent.empty()) text += str(named(silent), " left no record: killed, or lost before it could write one\n");
+  if (!silent.empty())
+    text += str(named(silent), " left no record: killed, or lost before it could write one; see dmesg\n");
   causes.insert(causes.end(), effects.begin(), effects.end());
   for (const std::string& line : causes) text += line + "\n";
+  if (!causes.empty()) text += "look at the rank named first: every rank must make the same calls in the same order\n";
   if (causes.empty() && silent.empty()) text += "no rank waits for another\n";
   for (const Record& r : records) {
     text += str("  rank ", r.rank, ": ");

@@ -36,7 +36,7 @@ int pass_signals_on(int supervisor, const sigset_t& watched) {
     if (!left.empty())
       std::cerr << ", and " << left.size() << (left.size() == 1 ? " process" : " processes")
                 << " that they had started";
-    std::cerr << std::endl;
+    std::cerr << "; see dmesg for the cause, and start the run again" << std::endl;
     return 128 + WTERMSIG(status);
   }
 }

@@ -127,9 +127,9 @@ void Console::pump() {
 }
 
 std::string Console::why_lost() const {
-  return lost_ == EPIPE
-             ? "the reader of standard output has closed it"
-             : str("standard output cannot be written (", std::strerror(lost_), "), so the rest of the output is lost");
+  return lost_ == EPIPE ? "the reader of standard output has closed it"
+                        : str("standard output cannot be written (", std::strerror(lost_),
+                              "); free space there: the rest of the output is lost");
 }
 
 int Console::lost_code() const { return lost_ == EPIPE ? 128 + SIGPIPE : 1; }
@@ -155,7 +155,7 @@ void Relay::keep(std::string_view bytes) {
     const ssize_t written = write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
-      console_->say("cannot write " + path_ + ": " + std::strerror(errno) + "; the file ends here");
+      console_->say("cannot write " + path_ + ": " + std::strerror(errno) + "; the file ends here, free space there");
       file_.close();
       return;
     }

@@ -92,7 +92,7 @@ std::string find_program(const std::string& name) {
     at = end + 1;
   }
   fail(str("[run] no program '", name, "' in PATH",
-           usable("./" + name) ? "; there is one here: ./" + name : "; give its path"));
+           usable("./" + name) ? "; to run the one here, write ./" + name : "; give its path"));
 }
 
 Started start(const Process& process) {
@@ -148,6 +148,7 @@ Started start(const Process& process) {
     fail(str("[run] ", process.name, " could not ", steps[failure.step], ": ", process.argv[0], ": ",
              std::strerror(failure.error),
              failure.error == ENOEXEC ? "; a script needs a first line such as #!/usr/bin/env python3"
+             : failure.step == 3      ? "; give --bind-core-list other cores, or leave ranks unbound"
                                       : "; check the program and its permissions"));
   }
   s.exited = Fd(int(syscall(SYS_pidfd_open, s.pid, 0)));
@@ -156,7 +157,7 @@ Started start(const Process& process) {
     kill(-s.pid, SIGKILL);
     waitpid(s.pid, nullptr, 0);
     fail(str("[run] cannot watch ", process.name, " (pidfd_open: ", std::strerror(error_code),
-             "); Linux 5.3 or later is needed"));
+             error_code == ENOSYS ? "); use Linux 5.3 or later" : "); raise the limit of open files (ulimit -n)"));
   }
   return s;
 }
@@ -217,7 +218,7 @@ void run_program(const std::string& who, const std::vector<std::string>& command
     dup2(out, STDERR_FILENO);
     for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
     execvp(argv[0], argv.data());
-    dprintf(STDERR_FILENO, "%s: cannot be started: %s\n", argv[0], strerror(errno));
+    dprintf(STDERR_FILENO, "%s: cannot be started: %s; check its path and permissions\n", argv[0], strerror(errno));
     _exit(127);
   }
   close(out);
@@ -239,7 +240,7 @@ void run_program(const std::string& who, const std::vector<std::string>& command
   LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s; give a longer one");
   LOCKSTEP_CHECK(!interrupted(), "interrupted; run the command again");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));
+  LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; see its last lines:\n", last_lines(output, 20));
 }
 
 }  // namespace lockstep::dist

@@ -150,7 +150,7 @@ void read_greeting(LaunchOptions& o, double seconds) {
     else if (key == "go") return;
     else
       fail(str("[run] --agent: expected token, attempt, restarts, env or go, got '", key,
-               "'; is the same version of lockstep on all hosts?"));
+               "'; install the same version of lockstep on all hosts"));
     line.clear();
   }
   fail("[run] --agent: the launcher that started this one sent a greeting of more than 1 MiB; unset large variables");

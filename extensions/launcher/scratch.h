@@ -32,7 +32,7 @@ class ScratchFolder {
  public:
   ScratchFolder() : path_(temporary_folder() + "/lockstep-XXXXXX") {
     LOCKSTEP_CHECK(::mkdtemp(path_.data()), "cannot make a folder ", path_, ": ", std::strerror(errno),
-                   "; set TMPDIR to a folder with free space");
+                   "; set TMPDIR to a folder with space that you may write to");
   }
   ~ScratchFolder() {
     std::error_code ignored;

@@ -205,7 +205,7 @@ class Supervisor {
     const double left = until - steady_seconds();
     const int ms = until == never ? -1 : int(std::clamp(left * 1000 + 1, 0.0, 1e6));
     if (poll(fds.data(), fds.size(), ms) < 0) {
-      LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed: ", errno, "; free memory");
+      LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed (errno ", errno, "); free memory, or raise ulimit -n");
       return;
     }
     // Read output first, so that the last words of a dead process are in its report.
@@ -287,7 +287,7 @@ class Supervisor {
       kill(-r->process.pid, SIGKILL);
       if (r->alive)
         console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) +
-                     ") does not end even when killed; it is left behind");
+                     ") does not end even when killed; it is left behind: check its file systems and devices");
       else waitpid(r->process.pid, nullptr, 0);
     }
     for (const Child& child : kill_children(last_wait))

@@ -44,16 +44,16 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
                  index.shape(), "; reshape the index");
   LOCKSTEP_CHECK(even != offsets.defined(),
                  "[EmbeddingBag] expected offsets with an index of one dim, and none with (bags, n), got ",
-                 index.shape(), offsets.defined() ? " and offsets" : " and none");
+                 index.shape(), offsets.defined() ? " and offsets; leave them out" : " and none; pass offsets");
   LOCKSTEP_CHECK(even || (offsets.dim() == 1 && offsets.dtype() == i64),
                  "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.dtype(), " ", offsets.shape());
   LOCKSTEP_CHECK(!weights.defined() || (o.mode == Mode::sum && weights.shape() == index.shape() &&
                                         weights.dtype() == rows.weight.dtype()),
                  "[EmbeddingBag] expected weights of index's shape ", index.shape(), " in ", rows.weight.dtype(),
                  " and mode sum, got ", weights.shape(), " in ", weights.dtype(),
-                 o.mode == Mode::sum    ? ""
-                 : o.mode == Mode::mean ? " and mode mean"
-                                        : " and mode max");
+                 o.mode == Mode::sum    ? "; convert or reshape them"
+                 : o.mode == Mode::mean ? " and mode mean; set mode sum"
+                                        : " and mode max; set mode sum");
   const int64_t n = index.numel();
   std::vector<int64_t> starts;
   if (even)

@@ -38,7 +38,7 @@ std::vector<Variable> gradients_or_zeros(const Variable& output, const Inputs& i
 
 void check_vectors(const char* op, const Inputs& inputs, const Inputs& v) {
   LOCKSTEP_CHECK(v.size() == inputs.size(), "[", op, "] expected a vector for each of ", inputs.size(), " inputs, got ",
-                 v.size());
+                 v.size(), "; pass one per input");
   for (size_t i = 0; i < v.size(); ++i)
     LOCKSTEP_CHECK(v[i].shape() == inputs[i].shape() && v[i].dtype() == inputs[i].dtype(), "[", op,
                    "] expected vector ", i, " like its input, ", inputs[i].dtype(), " ", inputs[i].shape(), ", got ",
@@ -56,7 +56,8 @@ Variable along(const std::vector<Variable>& slopes, const Inputs& v) {
 }
 
 void check_single(const char* op, const Variable& output) {
-  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape());
+  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape(),
+                 std::string_view(op) == "vjp" ? "; pass v" : "; sum() it");
 }
 
 /// The gradients of every element of `output`: one tensor per input, of output's shape followed by the input's shape.

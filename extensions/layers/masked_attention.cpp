@@ -39,11 +39,11 @@ MaskedAttention::MaskedAttention(const Options& options)
                                          .window = options.window}),
       cross(options.cross) {
   LOCKSTEP_CHECK(!cross || o.window == 0, "[MaskedAttention] expected window 0 for attention to other sequences, got ",
-                 o.window);
+                 o.window, "; set window to 0 or cross to false");
 }
 
 int64_t MaskedAttention::share_sequence(const std::shared_ptr<SequencePart>& of) {
-  LOCKSTEP_CHECK(!of, "[MaskedAttention] it does not support context parallelism; leave it out");
+  LOCKSTEP_CHECK(!of, "[MaskedAttention] it does not support context parallelism; use a plan without cp");
   return o.heads;
 }
 
@@ -109,7 +109,7 @@ AttentionOutput MaskedAttention::forward(const Variable& query, const Variable& 
                  "[MaskedAttention] expected key and value to be query itself; set Options::cross for other sequences");
   LOCKSTEP_CHECK(wanted == AttentionWeights::none || (o.all_heads == 0 && o.kv_heads == o.heads),
                  "[MaskedAttention] attention weights need all heads on this rank and kv_heads == heads, got ", o.heads,
-                 " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads; ask for none");
+                 " of ", std::max(o.heads, o.all_heads), " heads and ", o.kv_heads, " kv_heads; ask for no weights");
   const int64_t batch = query.size(0), queries = query.size(1), keys = key.size(1), d = o.head_size;
   AttentionArgs args = this->args(is_training(), query.device());
   const bool causal = o.causal || masks.causal;

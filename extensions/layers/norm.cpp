@@ -10,7 +10,8 @@ Variable group_norm(const Variable& input, int64_t groups, const Variable& scale
   const Wide wide(input);
   const Variable x = wide(input), weight = wide(scale), bias = wide(shift);
   LOCKSTEP_CHECK(x.dim() >= 2 && groups >= 1 && x.size(1) % groups == 0,
-                 "[group_norm] expected x (N, C, ...) with C a multiple of ", groups, " groups, got ", x.shape());
+                 "[group_norm] expected x (N, C, ...) with C a multiple of ", groups, " groups, got ", x.shape(),
+                 "; change the number of groups or channels");
   for (const Variable* affine : {&weight, &bias}) {
     LOCKSTEP_CHECK(!affine->defined() || affine->shape() == Shape{x.size(1)},
                    "[group_norm] expected weight and bias of shape ", Shape{x.size(1)}, ", got ", affine->shape());

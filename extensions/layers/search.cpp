@@ -41,7 +41,7 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
   const char* op = "searchsorted";
   check_defined(op, sequence), check_defined(op, values);
   check_same_dtype(op, sequence, values), check_same_device(op, sequence, values);
-  LOCKSTEP_CHECK(sequence.dim() >= 1, "[", op, "] expected a sequence of at least one dim, got a scalar");
+  LOCKSTEP_CHECK(sequence.dim() >= 1, "[", op, "] expected a sequence of 1 dim or more, got a scalar; unsqueeze(0) it");
   bool fits = sequence.dim() == 1 || sequence.dim() == values.dim();
   for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
     fits = sequence.shape()[d] == values.shape()[d];
@@ -292,7 +292,7 @@ std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vecto
     }
   }
   LOCKSTEP_CHECK(int(all.size()) <= shape.rank(), "[", op, "] expected indices for at most ", shape.rank(),
-                 " dims, got ", all.size());
+                 " dims, got ", all.size(), "; give fewer");
   all.resize(size_t(shape.rank()));
   return all;
 }
@@ -324,7 +324,7 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
   // The number of dims that precede the indices' common shape in the result.
   const int before = count > 0 && last - first + 1 == count ? first : 0;
   LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
-                 common.rank() + shape.rank() - count);
+                 common.rank() + shape.rank() - count, "; give indices of fewer dims");
   Shape result;
   std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // for each dim without an index: its dim in the result
   const auto put_common = [&] {

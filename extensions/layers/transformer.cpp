@@ -37,7 +37,8 @@ struct Batched {
   Batched(const char* kind, const TransformerOptions& o, const Variable& x)
       : single(x.dim() == 2), turned(!single && !o.batch_first) {
     LOCKSTEP_CHECK((x.dim() == 2 || x.dim() == 3) && x.size(-1) == o.width, "[", kind, "] expected input ",
-                   o.batch_first ? "(B, T, " : "(T, B, ", o.width, ") or (T, ", o.width, "), got ", x.shape());
+                   o.batch_first ? "(B, T, " : "(T, B, ", o.width, ") or (T, ", o.width, "), got ", x.shape(),
+                   "; reshape it");
   }
   Variable in(const Variable& x) const { return single ? x.unsqueeze(0) : turned ? x.transpose(0, 1) : x; }
   Variable out(const Variable& x) const { return single ? x.squeeze(0) : turned ? x.transpose(0, 1) : x; }

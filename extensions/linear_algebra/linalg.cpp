@@ -73,7 +73,7 @@ void check_entries(const char* op, const Shape& batch, const std::vector<int64_t
                    got(bad[i]));
 }
 
-std::string zero_pivot(int64_t place) { return str("that is singular: pivot ", place, " of its LU is 0"); }
+std::string zero_pivot(int64_t place) { return str("that is singular: pivot ", place, " of its LU is 0; use pinv()"); }
 
 void check_same(const char* op, const Tensor& a, const Tensor& b) {
   check_matrices(op, b);
@@ -85,7 +85,7 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
 
 void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>& bad) {
   check_entries(op, batch, bad, "finite matrices",
-                [](int64_t) { return std::string("that is not finite, or whose decomposition did not converge"); });
+                [](int64_t) { return std::string("that is not finite or did not converge; correct it, or use f64"); });
 }
 
 /// Singular values of a, and the vectors if asked for.
@@ -202,8 +202,9 @@ Tensor cholesky(const Tensor& a, bool upper) {
   Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)}, device);
   std::vector<int64_t> bad(size_t(out.size(0)), 0);
   if (a.numel() > 0) cholesky_op(device, stacked(a, device), out, bad);
-  check_entries("cholesky", batch, bad, "positive definite matrices",
-                [](int64_t order) { return str("whose leading minor of order ", order, " is not positive"); });
+  check_entries("cholesky", batch, bad, "positive definite matrices", [](int64_t order) {
+    return str("whose leading minor of order ", order, " is not positive; add to its diagonal");
+  });
   return unstacked(out, batch, a);
 }
 

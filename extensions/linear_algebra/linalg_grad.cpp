@@ -124,7 +124,7 @@ Tensor determinant_grad(const Backward& back, const Saved& kept_a, const Saved& 
 Variable determinant_grad(const RecordedBackward& back, const Saved& a, const Saved& det) {
   const Variable value = back.output(det);
   LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).item<bool>(),
-                 "[det] expected invertible matrices for a second derivative, got a singular one");
+                 "[det] expected invertible matrices for a second derivative, got a singular one; leave that one out");
   const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
   return mul(g, flipped(inv_ex(back.input(0, a)).inverse));
 }

@@ -83,17 +83,17 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
       "fan_in_fan_out",          "megatron_core", "qalora_group_size"};
   for (const auto& [key, value] : config.as_object())
     LOCKSTEP_CHECK(read.count(key) || beside.count(key) || says_nothing(value), path, ": ", key, " ", value.dump(),
-                   " is not supported; expected it absent, null or false");
+                   " is not supported; use an adapter that was trained without it (absent, null or false)");
   const ConfigReader c(config, path);
   LOCKSTEP_CHECK(c.word("peft_type", "") == "LORA", path, ": expected peft_type LORA, got '", c.word("peft_type", ""),
-                 "'; other adapters are not supported");
+                 "'; use an adapter that was trained with LoRA");
   LOCKSTEP_CHECK(c.word("task_type", "CAUSAL_LM") == "CAUSAL_LM", path, ": expected task_type CAUSAL_LM, got '",
-                 c.word("task_type", ""), "'; other tasks are not supported");
+                 c.word("task_type", ""), "'; use an adapter of a language model");
   LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""),
-                 "' is not supported; expected 'none'");
+                 "' is not supported; use an adapter that was trained with bias 'none'");
   const Json* const start = c.find("init_lora_weights");  // all but true, false and "gaussian" modify base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
-                 start ? start->dump() : "", " is not supported; expected true, false or \"gaussian\"");
+                 start ? start->dump() : "", " is not supported; train with true, false or \"gaussian\"");
   return {.r = c.integer("r", 8),
           .alpha = c.number("lora_alpha", 8),
           .dropout = c.number("lora_dropout", 0),
@@ -177,7 +177,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   for (const auto& entry : file->entries()) {
     LOCKSTEP_CHECK(entry.name.starts_with(all_names) && is_floating(entry.dtype), file_path,
                    ": expected floating tensors whose names begin with ", all_names, ", got ", entry.name, " of ",
-                   entry.dtype, "; other tensors are not supported");
+                   entry.dtype, "; write the file by peft's save_pretrained()");
     left[entry.name.substr(std::string(all_names).size())] = entry;
   }
   const auto take = [&](const std::string& name, const Shape& shape) {

@@ -127,7 +127,7 @@ std::string LowRank::options() const {
 
 Variable LowRank::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.size(-1) == a.weight.size(1), "[lora] expected x (..., ", a.weight.size(1), "), got ", x.shape(),
-                 "; was the layer sharded by a rule other than the model's own cut? use its cut");
+                 "; was the layer sharded by a rule other than the model's own cut? use that, or reshape x");
   const Variable hidden = mul_scalar(a(dropout(x)), scale);
   if (parts.size() == 1 && parts[0].rows == out) return b[0](hidden);
   std::vector<Variable> made, all;

@@ -31,7 +31,7 @@ void check(int code, const char* what) {
   int length = 0;
   MPI_Error_string(code, text, &length);
   throw DistError(Fault::rank_failed, -1,
-                  str("[mpi] ", what, " failed: ", std::string(text, size_t(length)), "; see mpirun's output"));
+                  str("[mpi] ", what, " failed: ", std::string(text, size_t(length)), "; fix what mpirun reports"));
 }
 
 // The reduction that MPI calls uses our arithmetic, so that f16, bf16, bool and NaN behave the same in every engine.

@@ -231,7 +231,8 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
     for (int d = 0; d < operands[i].dim(); ++d) {
       int64_t& size = sizes[int(inputs[i][size_t(d)])];
       LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
-                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
+                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i],
+                     "\"; reshape it");
       size = operands[i].shape()[d];
     }
     named.push_back({operands[i], inputs[i]});

@@ -11,7 +11,7 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
   const Variable input = wide(log_probabilities);
   check_class_options("nll_loss", input, options);
   check_class_indices("nll_loss", input, target);
-  LOCKSTEP_CHECK(options.label_smoothing == 0, "[nll_loss] expected no label_smoothing, got ", options.label_smoothing);
+  LOCKSTEP_CHECK(options.label_smoothing == 0, "[nll_loss] expected no label_smoothing; cross_entropy takes it");
   const Variable x = class_rows(input);
   const Tensor index = target.reshape({x.size(0)});
   const Tensor ignored = eq(index, full({}, options.ignore_index, {i64, index.device()}));
@@ -68,7 +68,8 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
   const Variable x = wide(input), target = wide(aim);
   for (const Tensor* tensor : {&weight, &pos_weight}) {
     LOCKSTEP_CHECK(!tensor->defined() || broadcast_shapes("bce_with_logits", tensor->shape(), x.shape()) == x.shape(),
-                   "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape());
+                   "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape(),
+                   "; reshape them");
   }
   // With target t, pos_weight p and sigmoid s, the loss is -t p log s(x) - (1 - t) log s(-x).
   // Because log s(-x) = log s(x) - x, the loss equals (1 - t) x - (1 + (p - 1) t) log s(x).

@@ -57,7 +57,7 @@ Make muon(Params& p) {
   });
   if (p.problems.empty() && p.given.find("ns_method") && method == "gram")
     p.warnings.push_back(
-        "optimizer.params.ns_method: the standard iteration is used, which gram computes in another order");
+        "optimizer.params.ns_method: gram runs as standard, the same up to rounding; write standard to silence this");
   matrix.lr = muon_lr.value_or(matrix.lr), other.lr = adam_lr.value_or(other.lr);
   return [=](const NamedParameters& parameters, dist::ProcessGroup*) {
     std::vector<Variable> matrices, rest;

@@ -35,12 +35,13 @@ void check_codes(const char* op, const Quantized& w) {
   LOCKSTEP_CHECK(w.out > 0 && w.in > 0, "[", op, "] expected a weight (out, in) with sizes > 0, got ", w.out, " and ",
                  w.in);
   LOCKSTEP_CHECK(w.codes.dtype() == (four ? u8 : i8) && w.codes.shape() == codes && w.codes.is_contiguous(), "[", op,
-                 "] expected ", name_of(w.format), " codes of dtype ", four ? u8 : i8, " and shape ", codes, ", got ",
-                 w.codes.dtype(), " and ", w.codes.shape(), "; quantize() makes them");
+                 "] expected contiguous ", name_of(w.format), " codes of dtype ", four ? u8 : i8, " and shape ", codes,
+                 ", got ", w.codes.dtype(), " and ", w.codes.shape(), "; quantize() makes them");
   LOCKSTEP_CHECK((w.scales.dtype() == f32 || (w.scales.dtype() == f16 && !by_row)) && w.scales.shape() == scales &&
                      w.scales.is_contiguous(),
-                 "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? "f32" : "f16 or f32",
-                 " and shape ", scales, ", got ", w.scales.dtype(), " and ", w.scales.shape());
+                 "[", op, "] expected contiguous ", name_of(w.format), " scales of dtype ",
+                 by_row ? "f32" : "f16 or f32", " and shape ", scales, ", got ", w.scales.dtype(), " and ",
+                 w.scales.shape(), "; quantize() makes them");
   check_same_device(op, w.codes, w.scales);
 }
 
@@ -104,9 +105,9 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   }
   LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= max_inputs),
                  "[linear] quantised activations (dynamic) need a row8 weight of at most ", max_inputs, " inputs, got ",
-                 name_of(w.format), " of ", w.in);
+                 name_of(w.format), " of ", w.in, "; quantise it by row8, or leave dynamic out");
   LOCKSTEP_CHECK(args.threshold >= 0 && (args.dynamic || args.threshold == 0),
-                 "[linear] expected a threshold >= 0, and a threshold only with dynamic, got ", args.threshold);
+                 "[linear] expected a threshold >= 0, and 0 unless dynamic is set, got ", args.threshold);
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.out;
   const int64_t rows = x.numel() / w.in;

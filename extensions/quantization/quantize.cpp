@@ -128,7 +128,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
   LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8, "[quantize] expected format row8 with dynamic, got ",
                  name_of(o.format));
   LOCKSTEP_CHECK(o.threshold >= 0 && (o.threshold == 0 || o.dynamic),
-                 "[quantize] expected a threshold >= 0, and a threshold only with dynamic, got ", o.threshold);
+                 "[quantize] expected a threshold >= 0, and 0 unless dynamic is set, got ", o.threshold);
   const std::vector<WeightPlace> places = find_weights(model, o.skip);
   LOCKSTEP_CHECK(!places.empty(), "[quantize] expected a ", model.kind(),
                  " with weights to quantize, found none: all are skipped; shorten `skip`");
@@ -141,7 +141,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
     LOCKSTEP_CHECK(!w.tensor().storage()->is_empty() || is_built_empty(w), "[quantize] ", place.name,
                    ": expected a whole weight; it is sharded by ZeRO or not on this rank, so quantise before that");
     LOCKSTEP_CHECK(w.dim() == 2 && w.numel() > 0, "[quantize] ", place.name, ": expected a weight (out, in), got ",
-                   w.shape());
+                   w.shape(), "; name it in skip");
   }
   const NoGrad no_grad;
   const MemoryScope scope(Memory::parameter);

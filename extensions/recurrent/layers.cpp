@@ -261,7 +261,8 @@ void RecurrentStep::list(Fields& f) {
 
 LstmOutput RecurrentStep::step(const Variable& x, const Variable& h, const Variable& c) {
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 1 || x.dim() == 2) && x.size(-1) == input && x.numel() > 0, "[", name_,
-                 "] expected input (B, ", input, ") or (", input, "), got ", x.defined() ? str(x.shape()) : "nothing");
+                 "] expected input (B, ", input, ") or (", input, "), B > 0, got ",
+                 x.defined() ? str(x.shape()) : "nothing");
   LOCKSTEP_CHECK(cell != RecurrentCell::lstm || h.defined() == c.defined(), "[", name_,
                  "] expected both states, h and c, or neither, got only ", h.defined() ? "h" : "c", "; pass both");
   const int64_t batch = x.dim() == 2 ? x.size(0) : 1;

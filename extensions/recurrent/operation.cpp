@@ -20,14 +20,15 @@ void check_weight(const char* name, const Variable& weight, const Shape& shape, 
   LOCKSTEP_CHECK(weight.defined() && weight.shape() == shape, "[recurrent] expected ", name, " of shape ", shape,
                  ", got ", weight.defined() ? str(weight.shape(), "; reshape it") : "nothing; pass it");
   LOCKSTEP_CHECK(weight.dtype() == x.dtype() && weight.device() == x.device(), "[recurrent] expected ", name, " of ",
-                 x.dtype(), " on ", x.device(), " as the input, got ", weight.dtype(), " on ", weight.device());
+                 x.dtype(), " on ", x.device(), " as the input, got ", weight.dtype(), " on ", weight.device(),
+                 "; convert or move it with .to()");
 }
 
 void check_arguments(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                      const RecurrentWeights& w) {
   LOCKSTEP_CHECK(x.defined() && x.dim() == 2 && is_floating(x.dtype()),
                  "[recurrent] expected a floating input (rows, in), got ",
-                 x.defined() ? str(x.shape(), " ", x.dtype()) : "nothing");
+                 x.defined() ? str(x.shape(), " ", x.dtype(), "; convert or reshape it") : "nothing; pass it");
   LOCKSTEP_CHECK(!args.batch.empty(), "[recurrent] expected at least 1 step in args.batch, got none; give batch sizes");
   int64_t rows = 0, last = args.batch[0];
   for (const int64_t n : args.batch) {

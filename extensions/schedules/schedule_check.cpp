@@ -58,7 +58,7 @@ class Checker {
       ++check_.received[size_t(t.to)];
     }
     const int64_t read = value(places_.at(t.from, t.source), t.from, t.source);
-    if (read < 0) return error(t, "reads a place that has not been written yet");
+    if (read < 0) return error(t, "reads a place that has not been written yet; write it in an earlier step");
     if (t.action != TransferAction::scale) {
       Cell& source = places_.at(t.from, t.source);
       if (source.written == t.step)
@@ -105,13 +105,13 @@ class Checker {
       return p.chunk >= 0 && p.chunk < check_.chunks && p.slot >= 0 && p.slot <= PlaceMap<Cell>::max_slot;
     };
     const bool same = t.from == t.to && t.source == t.target;
-    const char* wrong = !rank(t.from) || !rank(t.to)           ? "names a rank out of range"
-                        : !place(t.source) || !place(t.target) ? "names a chunk or slot out of range"
-                        : t.step < std::max(step_, 0)          ? "comes after a later step"
-                        : t.action == TransferAction::scale && !same
-                            ? "divides from one place into another; it must do so in place"
-                        : t.action != TransferAction::scale && same ? "has the same source and target"
-                                                                    : nullptr;
+    const char* wrong =
+        !rank(t.from) || !rank(t.to)                 ? "names a rank out of range; use 0 to ranks - 1"
+        : !place(t.source) || !place(t.target)       ? "names a chunk or slot out of range; use 0 to chunks - 1"
+        : t.step < std::max(step_, 0)                ? "comes after a later step; sort them by step"
+        : t.action == TransferAction::scale && !same ? "divides from one place into another; it must do so in place"
+        : t.action != TransferAction::scale && same  ? "has the same source and target; leave it out"
+                                                     : nullptr;
     if (wrong != nullptr) error(t, wrong);
     return wrong == nullptr;
   }

@@ -82,8 +82,9 @@ class Fields {
       const Json* const nothing = all_nothing.find(name);
       if (nothing && std::ranges::count(nothing->as_array(), value)) continue;
       const std::string shortened = name.substr(0, 100);
-      throw BadRequest(name, "'" + shortened + "' is not supported" +
-                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(shortened, known_)));
+      std::string advice = nothing ? ", except as one of " + nothing->dump() : suggestion(shortened, known_);
+      if (nothing || advice.empty()) advice += "; leave it out";
+      throw BadRequest(name, "'" + shortened + "' is not supported" + advice);
     }
   }
 
@@ -169,7 +170,7 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   fields.with("model", [&](const Json& value) {
     const std::string& name = value.as_string("model");
     if (name != model)
-      throw BadRequest("model", "unknown model '" + name.substr(0, 100) + "'; this server has '" + model + "'", 404);
+      throw BadRequest("model", "unknown model '" + name.substr(0, 100) + "'; expected '" + model + "'", 404);
   });
   if (chat) {
     fields.with("messages", [&](const Json& value) { read_messages(value, r); });
@@ -216,7 +217,7 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   fields.refuse_others();
   const auto prompts = int64_t(std::max<size_t>(1, std::max(r.texts.size(), r.ids.size())));
   if (prompts * r.n > max_answers)
-    throw BadRequest("n", str("n: expected at most ", max_answers, " answers, got ", prompts, " times ", r.n));
+    throw BadRequest("n", str("n: expected at most ", max_answers, " answers, got ", prompts, " prompts, n ", r.n));
   return r;
 }
 

@@ -85,7 +85,8 @@ std::vector<int32_t> Blocks::share(std::span<const int64_t> tokens, int64_t limi
 int32_t Blocks::keep(int32_t block, int32_t before, std::span<const int64_t> tokens) {
   const uint64_t in_front = before < 0 ? 0 : blocks_.at(size_t(before)).content;
   LOCKSTEP_CHECK(int64_t(tokens.size()) == tokens_ && (before < 0 || in_front != 0), "[Blocks] expected ", tokens_,
-                 " tokens after a cached block or none, got ", tokens.size(), "; keep() the block before first");
+                 " tokens after a cached block or none, got ", tokens.size(),
+                 "; fill it, and keep() the block before first");
   if (const int32_t same = find(in_front, tokens); same >= 0) {
     use(same);
     release(block);

@@ -55,7 +55,7 @@ std::string llama2_text(const std::vector<ChatMessage>& messages, const std::str
   std::string out, system;
   size_t first = 0;
   if (messages[0].role == "system") system = "<<SYS>>\n" + messages[first++].content + "\n<</SYS>>\n\n";
-  if (first == messages.size()) throw BadRequest("messages", "messages: expected a user's behind the system's");
+  if (first == messages.size()) throw BadRequest("messages", "messages: expected a user's after the system's; add one");
   for (size_t i = first; i < messages.size(); ++i) {
     const ChatMessage& m = messages[i];
     if (m.role != ((i - first) % 2 ? "assistant" : "user"))

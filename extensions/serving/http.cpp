@@ -52,7 +52,7 @@ int HttpServer::listen() {
     if (!error) acceptor_.listen(HttpLimits::connections, error);
   }
   LOCKSTEP_CHECK(!error, "[serve] cannot listen on ", options.host, ":", options.port, " (", error.message(),
-                 "); choose another port if this one is in use");
+                 "); choose another port if this one is in use, else check the host");
   return acceptor_.local_endpoint().port();
 }
 

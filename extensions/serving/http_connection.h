@@ -171,7 +171,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     if (error == http::error::need_more) error = {};
     const std::string too_long = str("expected a body of at most ", HttpLimits::body >> 20, " MiB");
     if (error == http::error::header_limit || (!checked_ && buffer_.size() > size_t(HttpLimits::headers)))
-      return refuse(431, str("expected at most ", HttpLimits::headers >> 10, " KiB of headers"));
+      return refuse(431, str("expected at most ", HttpLimits::headers >> 10, " KiB of headers; send fewer"));
     if (error == http::error::body_limit || received_ > size_t(HttpLimits::received)) return refuse(413, too_long);
     if (buffer_.size() > size_t(HttpLimits::headers))
       return refuse(413, "expected chunk-size lines of at most 64 KiB; send shorter ones");
@@ -185,7 +185,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     socket_.async_read_some(buffer_.prepare(piece), [self = shared_from_this(), this](ErrorCode error, size_t size) {
       if (!waits()) return;  // dropped
       if (late_ && received_ > 0)
-        return refuse(408, str("expected the whole request within ", HttpLimits::request / 1000, " s"));
+        return refuse(408, str("expected the whole request within ", HttpLimits::request / 1000, " s; send it again"));
       if (error) return drop();
       if (received_ == 0) deadline_ = in(HttpLimits::request);
       buffer_.commit(size), received_ += size;
@@ -241,7 +241,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     deadline_ = never;
     const size_t size = request_.body.size();
     if (server_.answers == HttpLimits::answers || server_.bodies + size > size_t(HttpLimits::bodies))
-      return respond(server_.options.error(503, str("expected at most ", HttpLimits::answers,
+      return respond(server_.options.error(503, str("send it later: at most ", HttpLimits::answers,
                                                     " requests at a time, of ", HttpLimits::bodies >> 20, " MiB")));
     ++server_.answers, server_.bodies += size, held_ = size, working_ = true;
     asio::post(server_.threads, [self = shared_from_this(), this] {

@@ -121,13 +121,14 @@ class Front {
     const std::string host = q.header("Host"), name = name_of_host(host), origin = q.header("Origin");
     if (o_.api_key.empty() && !name.empty() && name != "localhost" && name != o_.host && !is_address(name))
       return refused(403,
-                     "expected in Host localhost or an address, as there is no key, got '" + host.substr(0, 100) + "'");
+                     "expected Host localhost or an address, got '" + host.substr(0, 100) + "'; else set an API key");
     const bool own = origin.empty() || origin == "http://" + host || origin == "https://" + host;
     if (own || o_.allow_origin == "*" || origin == o_.allow_origin) return std::nullopt;
     return refused(403, "origin '" + origin.substr(0, 100) + "' is not allowed: start the server with --allow-origin");
   }
   static HttpResponse not_there(const HttpRequest& q) {
-    return refused(404, q.method.substr(0, 100) + " " + q.path.substr(0, 100) + ": not found");
+    return refused(404, "expected a request such as POST /v1/completions or GET /v1/models, got " +
+                            q.method.substr(0, 100) + " " + q.path.substr(0, 100));
   }
   HttpResponse page(const HttpRequest& q) const {
     const std::string models = "/v1/models";

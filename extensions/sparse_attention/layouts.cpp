@@ -135,7 +135,7 @@ void check_sparsity(const SparsityConfig& c) {
   for (const int64_t index : c.global_block_indices) positive("global_block_indices", index, 0);
   LOCKSTEP_CHECK(!c.horizontal_global_attention || !c.unidirectional.value_or(false),
                  "[sparse attention] horizontal_global_attention needs bidirectional attention, got unidirectional: "
-                 "its global blocks attend to all blocks; leave one of them out");
+                 "global blocks attend to all; leave horizontal_global_attention out");
   if (c.global_block_end_indices) {
     const auto &begins = c.global_block_indices, &ends = *c.global_block_end_indices;
     LOCKSTEP_CHECK(begins.size() == ends.size(), "[sparse attention] expected as many global_block_end_indices as ",

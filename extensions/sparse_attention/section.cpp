@@ -108,7 +108,7 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
     if (key == keys.end()) {
       std::vector<std::string> known;
       for (const SparseKey& k : keys) known.emplace_back(k.name);
-      wrong(name, "no such key", suggestion(name, known));
+      wrong(name, "no such key, expected ", listed(known), suggestion(name, known));
     } else if (!key->modes.empty() &&
                std::find(key->modes.begin(), key->modes.end(), config.mode) == key->modes.end()) {
       wrong(name, "only applies to mode ", listed(names_of(key->modes)), ", but mode is ", nn::name_of(config.mode),

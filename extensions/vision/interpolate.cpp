@@ -71,11 +71,11 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
   LOCKSTEP_CHECK(given == 1 || given == dims, op, "expected one ", o.size.empty() ? "scale" : "size", ", or ", dims,
                  " of them for ", x.shape(), ", got ", given);
   LOCKSTEP_CHECK(smooth || !o.align_corners, op, "expected align_corners with linear and cubic only, got ",
-                 name_of(o.mode));
+                 name_of(o.mode), "; leave align_corners out");
   LOCKSTEP_CHECK((smooth && dims == 2) || !o.antialias, op,
-                 "expected antialias with linear and cubic images only, got ", name_of(o.mode), " of ", x.shape());
+                 "leave antialias out: it is for linear and cubic images, got ", name_of(o.mode), " of ", x.shape());
   LOCKSTEP_CHECK(o.mode != Resampling::cubic || dims == 2, op, "expected images (N, C, H, W) for cubic, got ",
-                 x.shape());
+                 x.shape(), "; reshape the input, or use linear");
   std::vector<ResampleAxis> axes;
   for (int d = 0; d < dims; ++d) {
     const int64_t in = x.size(d + 2);
@@ -107,7 +107,7 @@ Variable fold(const Variable& columns, const Dims& size, const UnfoldOptions& o)
   const Dims windows = windows_of("fold", size, o);
   const int64_t each = o.kernel[0] * o.kernel[1], count = windows[0] * windows[1];
   LOCKSTEP_CHECK(columns.dim() == 3 && columns.size(1) % each == 0 && columns.size(2) == count,
-                 "[fold] expected columns (N, C ", each, ", ", count, ") for ", size, ", got ", columns.shape());
+                 "[fold] expected columns (N, C x ", each, ", ", count, ") for ", size, ", got ", columns.shape());
   const int64_t n = columns.size(0), c = columns.size(1) / each;
   const int64_t height = size[0] + 2 * o.padding[0], width = size[1] + 2 * o.padding[1];
   const Tensor places = window_places(size, windows, o, columns.device()).expand({n, c, each * count});

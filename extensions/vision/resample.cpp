@@ -160,7 +160,7 @@ Tensor resample(const Tensor& x, const std::vector<ResampleAxis>& axes) {
   check_floating("resample", x);
   const int count = int(axes.size());
   LOCKSTEP_CHECK(count >= 1 && count <= 3 && x.dim() == 2 + count, "[resample] expected an input (N, C, ...) with ",
-                 count, " spatial dims, 1 to 3, got ", x.shape());
+                 "1 to 3 dims after C and an axis for each, got ", x.shape(), " and ", count, " axes");
   Shape shape = x.shape();
   for (int d = 0; d < count; ++d) {
     LOCKSTEP_CHECK(x.size(d + 2) == axes[size_t(d)].in, "[resample] expected size ", axes[size_t(d)].in, " in dim ",

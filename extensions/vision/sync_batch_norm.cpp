@@ -68,7 +68,7 @@ Shape per_channel(const Tensor& x) {
 Variable sync_batch_norm(const Variable& input, const Variable& scale, const Variable& shift,
                          const Tensor& running_mean, const Tensor& running_var, double momentum, double eps,
                          std::shared_ptr<dist::ProcessGroup> group) {
-  LOCKSTEP_CHECK(group, "[sync_batch_norm] expected a process group, got none");
+  LOCKSTEP_CHECK(group, "[sync_batch_norm] expected a process group, got none; make one with new_group()");
   LOCKSTEP_CHECK(input.dim() >= 2, "[sync_batch_norm] expected x (N, C, ...), got ", input.shape(), "; unsqueeze() it");
   if (group->size() == 1) return batch_norm(input, scale, shift, running_mean, running_var, true, momentum, eps);
   const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);

@@ -24,7 +24,7 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual, con
   LOCKSTEP_CHECK(o.width % o.heads == 0, text, ": expected a width that is a multiple of its ", o.heads, " heads, got ",
                  o.width);
   if (!llama) return o;
-  LOCKSTEP_CHECK(o.width / o.heads % 2 == 0, text, ": expected heads of an even size, got ", o.width / o.heads);
+  LOCKSTEP_CHECK(o.width / o.heads % 2 == 0, text, ": expected an even WIDTH / HEADS, got ", o.width / o.heads);
   o.norm = Norm::rms, o.norm_eps = 1e-5, o.feed_forward = nn::FeedForward::swiglu, o.rope = Rope{};
   o.bias = o.tied = false;
   o.inner = (8 * o.width / 3 + 255) / 256 * 256;  // the inner size of Llama

@@ -43,7 +43,7 @@ void add_experts(nn::Module& model, MoeOptions options, int64_t every,
     if (const auto place = module.feed_forward_place(); place.mlp) places.push_back(place);
   });
   LOCKSTEP_CHECK(every >= 1 && every <= int64_t(places.size()), "[moe] expected `every` from 1 to ", places.size(),
-                 ", the number of blocks, got ", every);
+                 ", the number of blocks, got ", every, places.empty() ? "; use a model with Mlp blocks" : "");
   const double deep = 0.02 / std::sqrt(2 * double(places.size()));
   for (size_t i = size_t(every) - 1; i < places.size(); i += size_t(every)) {
     nn::Mlp& mlp = *places[i].mlp;

@@ -187,7 +187,7 @@ Variable MoeLayer::run_experts(const Variable& rows, const std::vector<int64_t>&
   for (size_t i = 0; i < experts.size(); ++i) {
     const Variable out = experts[i]->call(rows.narrow(0, at, each[i]));
     LOCKSTEP_CHECK(out.shape() == Shape({each[i], o.width}), "[moe] expected expert ", first_expert() + int64_t(i),
-                   " to give (N, ", o.width, ") with N = ", each[i], ", got ", out.shape(), "; keep all rows");
+                   " to give (N, ", o.width, ") with N = ", each[i], ", got ", out.shape(), "; keep rows and width");
     outs.push_back(out);
     at += each[i];
   }

@@ -10,7 +10,7 @@ namespace lockstep::sequence {
 /// number of heads of q is a multiple of that of k.
 inline void check_parts(const char* op, const Variable& q, const Variable& k, const Variable& v,
                         const std::shared_ptr<dist::ProcessGroup>& group) {
-  LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none");
+  LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none; pass one");
   LOCKSTEP_CHECK(q.dim() == 4 && k.dim() == 4 && v.shape() == k.shape() && k.size(0) == q.size(0) &&
                      k.size(2) == q.size(2) && k.size(3) == q.size(3),
                  "[", op, "] expected q (B, H, T, D) and k, v (B, G, T, D) of the same tokens, got ", q.shape(), ", ",

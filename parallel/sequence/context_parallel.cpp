@@ -40,12 +40,12 @@ std::string_view name_of(ContextKind kind) { return kind == ContextKind::ring ? 
 
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options) {
-  LOCKSTEP_CHECK(group, "[ContextParallel] expected a process group, got none");
+  LOCKSTEP_CHECK(group, "[ContextParallel] expected a process group, got none; pass one to share_sequences()");
   const TokenOrder order = options.order_or_default();
   const bool ring = options.kind == ContextKind::ring;
   LOCKSTEP_CHECK(ring || order == TokenOrder::contiguous,
                  "[ContextParallel] Ulysses joins a sequence in the order of ranks: expected contiguous order, got ",
-                 name_of(order));
+                 name_of(order), "; leave out order, or use ring");
   const auto part = std::make_shared<nn::SequencePart>();
   part->ranks = group->size();
   const auto positions = std::make_shared<Positions>(group->size(), group->rank(), order);

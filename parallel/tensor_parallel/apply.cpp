@@ -107,7 +107,7 @@ class Application {
 
  private:
   std::string hint(const std::string& pattern) const {
-    if (modules_.size() == 1) return "; there are no modules below this one";
+    if (modules_.size() == 1) return "; leave out this rule: there are no modules below this one";
     // all: the names of all modules. known: the end of each name, with as many components as the pattern has.
     std::vector<std::string> known, all;
     for (size_t i = 1; i < modules_.size(); ++i) {
@@ -119,7 +119,7 @@ class Application {
       known.push_back(at == std::string::npos ? name : name.substr(at + 1));
       all.push_back(name);
     }
-    return suggestion(pattern, known) + "; its modules are " + list_names(all, 12);
+    return suggestion(pattern, known) + "; name one of its modules: " + list_names(all, 12);
   }
 
   /// Returns the first rule that matches the name, or null. For a parameter only rules with cut::features count:

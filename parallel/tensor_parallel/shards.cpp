@@ -44,7 +44,7 @@ Shape shard_shape(const ShardLayout& cut, int world, int rank) {
 
 Tensor shard_of(const Tensor& full, const ShardLayout& cut, int world, int rank) {
   LOCKSTEP_CHECK(full.shape() == cut.full, "[tensor_parallel] expected a whole tensor of shape ", cut.full, ", got ",
-                 full.shape());
+                 full.shape(), "; pass the uncut tensor");
   std::vector<Tensor> parts;
   for (const dist::Range& r : ranges(cut, world, rank)) parts.push_back(full.narrow(cut.dim, r.begin, r.size()));
   return parts.size() == 1 ? parts[0].clone() : cat(parts, cut.dim);
@@ -54,7 +54,7 @@ Tensor joined(const Tensor& shard, const ShardLayout& cut, dist::ProcessGroup& g
   const int n = group.size(), d = normalize_dim("tensor_parallel", cut.dim, cut.full.rank());
   const Shape own = shard_shape(cut, n, group.rank());
   LOCKSTEP_CHECK(shard.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.full, ", got ",
-                 shard.shape());
+                 shard.shape(), "; cut the whole tensor with shard_of()");
   if (n == 1) return shard.clone();
   // All ranks must send the same amount. Rank 0 has the largest shard. Smaller shards are padded to that size.
   Shape each = shard_shape(cut, n, 0), all = each;

@@ -70,10 +70,10 @@ std::string describe() {
   for (int i = 0; i < device_count(); ++i) {
     cudaDeviceProp p{};
     check("device", cudaGetDeviceProperties(&p, i));
-    text +=
-        str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount,
-            " multiprocessors, ", p.totalGlobalMem >> 20, " MiB",
-            has_code_for(i) ? "" : str("; this build has no code for it (-Dgpu_arch=", p.major, p.minor, ")"), "\n");
+    text += str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount,
+                " multiprocessors, ", p.totalGlobalMem >> 20, " MiB",
+                has_code_for(i) ? "" : str("; this build has no code for it (set -Dgpu_arch=", p.major, p.minor, ")"),
+                "\n");
   }
   return text;
 }

@@ -258,7 +258,7 @@ TEST_CASE("load: everything that does not fit is listed, and nothing is loaded")
     for (const std::string& error : errors) {
       for (const char* part :
            {"a does not fit, nothing was loaded:", "missing: x", "shape: v is (1) in the checkpoint, (1, 1) here",
-            "dtype: u is f64 in the checkpoint, f32 here; convert is off", "piece \"y\": expected a range",
+            "dtype: u is f64 in the checkpoint, f32 here; set convert to convert it", "piece \"y\": expected a range",
             "unexpected: u f64(2)", "unexpected: v f32(1)"}) {
         CAPTURE(part);
         CHECK(contains(error, part));
@@ -310,7 +310,8 @@ TEST_CASE("latest, tags and keep") {
   std::ofstream(dir / "a.tmp-notes") << "text";
   save(dir.str(), "last", contents_of(Cut::replicated, 1, 0, 8), nullptr, {.keep = 1});
   CHECK(dir.list() == "a.tmp-notes last latest mine");
-  CHECK(warnings.take() == str("[checkpoint] ", dir / "nowhere", ": holds no checkpoint\n"));
+  CHECK(warnings.take() ==
+        str("[checkpoint] ", dir / "nowhere", ": holds no checkpoint; save one, or give another folder\n"));
 }
 
 TEST_CASE("folders of any name") {

@@ -107,7 +107,7 @@ TEST_CASE("cuda: a card that is older than the build's code says so, at first us
   }
   CHECK_MESSAGE(contains(env,
                          "cuda:0 simulated, compute capability 9.0, 4 multiprocessors, 2048 MiB; this build has no "
-                         "code for it (-Dgpu_arch=90)"),
+                         "code for it (set -Dgpu_arch=90)"),
                 env);
   for (int i = 0; i < 2; ++i) {
     const std::string text = message([] { full({2}, 1, {.device = cuda0}); });

@@ -97,7 +97,7 @@ TEST_CASE("cuda: plain steps are recorded, too; steps that cannot be recorded ar
   CHECK(bits_of(a) == bits_of(b));
   CHECK_ERROR(Graph(cuda0).capture([&] { b.optimizer->clipped_step({.max_norm = 1}); }), "the same kind of step");
   b.optimizer->load_state(a.optimizer->state());
-  CHECK_ERROR(b.optimizer->before_replay(), "capture it anew");
+  CHECK_ERROR(b.optimizer->before_replay(), "capture the step anew");
 
   Model averaged(made<optim::SGD>(optim::SGDOptions{}), {f32}, cuda0);
   averaged.optimizer->keep_average(0.9);

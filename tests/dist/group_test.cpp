@@ -231,7 +231,7 @@ TEST_CASE("group: all ranks raise the error that one rank throws") {
   }
   CHECK(outcome(2, [](int rank) {
           if (rank == 0) throw 7;
-        }) == "[rank 0] an exception that is not a std::exception");
+        }) == "[rank 0] an exception that is not a std::exception; throw a std::exception, which names the cause");
 }
 
 TEST_CASE("group: destroyed with work on its way") {

@@ -328,7 +328,7 @@ TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
   ::close(open_listener("127.0.0.1", lone_rank.port = 0));
   CHECK_ERROR(Control::join(lone_rank),
               str("[rendezvous] rank 1 waited 0.3 s for rank 0 at 127.0.0.1:", lone_rank.port,
-                  ": Connection refused. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same"));
+                  ": Connection refused; start rank 0, and give all ranks the same MASTER_ADDR and MASTER_PORT"));
 }
 
 TEST_CASE("rendezvous 19: connections that are reset are tried again") {
@@ -466,7 +466,7 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
   place.timeout = Seconds(0.2);
   CHECK_ERROR(Control::join(place),
               str("[rendezvous] rank 1 waited 0.2 s for rank 0 at ", path,
-                  ": the file does not exist. Is rank 0 running, and are the file's path the same on all ranks?"));
+                  ": the file does not exist; start rank 0, and give all ranks the same path of the file"));
   leave_behind(1, "t");
   ::chmod(path.c_str(), 0644);
   CHECK_ERROR(Control::join(place), "to be a file of this user that nobody else may read or write");

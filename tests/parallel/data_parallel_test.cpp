@@ -437,7 +437,7 @@ TEST_CASE("wrong options and factories") {
   CHECK_ERROR(DataParallel(net, Options{.devices = {cpu, device(2)}}),
               "[DataParallel] expected one of the devices cpu:0, cpu:1, got cpu:2");
   CHECK_ERROR_IS(DataParallel(net, Options{.devices = {cpu, cpu}}),
-                 "[DataParallel] expected every device once, got cpu:0 twice");
+                 "[DataParallel] expected every device once, got cpu:0 twice; leave one out");
   CHECK_ERROR(DataParallel(net, Options{.output = device(5)}), "got cpu:5");
   nn::Linear small({.in = 2, .out = 3});
   CHECK_ERROR_IS(

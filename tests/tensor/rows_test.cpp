@@ -399,7 +399,7 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
     }
   }
   CHECK_THROWS_WITH_AS(dropout(ones({4}), 0.3, key, {.index = 2, .count = 2}),
-                       "[dropout] expected a part from 0 to 1, got 2 of 2", Error);
+                       "[dropout] expected part.index >= 0 and below part.count, got 2 of 2", Error);
   CHECK_THROWS_AS(dropout(ones({4}), 0.3, key, {.dim = 1, .index = 0, .count = 2}), Error);
 }
 

@@ -66,7 +66,7 @@ TEST_CASE("csv: damaged files are rejected, with the line") {
       {"1,1.5.2", bare, ":1: field 2: expected a number, got \"1.5.2\""},
       {"1,+-2", bare, ":1: field 2: expected a number, got \"+-2\""},
       {"1,0x10", bare, ":1: field 2: expected a number, got \"0x10\""},
-      {"a,b\n1,\n", {}, ":2: column \"b\": expected a number, got an empty field (empty_is_nan reads it as NaN)"},
+      {"a,b\n1,\n", {}, ":2: column \"b\": expected a number, got an empty field; fill it in, or set empty_is_nan"},
       {"1.0", integers, ":1: field 1: expected a whole number, got \"1.0\""},
       {"9223372036854775808", integers, ":1: field 1: expected a number that fits i64, got 9223372036854775808"},
       {"1e39", bare, ":1: field 1: expected a number that fits f32, got 1e39"},

@@ -218,7 +218,7 @@ TEST_CASE("stream: JSON Lines, tokens, and rejected files") {
   CHECK_ERROR(numbers_in({}, {}), "[stream] expected at least one shard, got none");
   CHECK_ERROR(numbers_in({dir.str()}, {}), "[stream] expected shards that are files, got ");
   CHECK_ERROR(numbers_in({empty}, {.lanes = 2}), "[stream] expected lanes from 1 to the number of shards, 1, got 2");
-  CHECK_ERROR(numbers_in({empty}, {.block = 0}), "[stream] expected block and run >= 1, got 0 and 1");
+  CHECK_ERROR(numbers_in({empty}, {.block = 0}), "[stream] expected block and run >= 1, got block 0 and run 1");
   CHECK_ERROR(stream_sampler({.samples = 10, .micro_batch = 4}),
               "samples in a multiple of their product, 4, got 4, 1 and 10");
   const auto lines = numbers_in({dir.write("lines", "1\n2\n")}, {});

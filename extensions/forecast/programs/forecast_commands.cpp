@@ -17,7 +17,7 @@ using namespace lockstep;
 
 void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked) {
   if (!asked.program.empty())
-    refuse_given(command, options, " is of a model by its name (--model); " + asked.program[0] + " has its own");
+    refuse_given(command, options, " is of a model by its name (--model); leave it out for " + asked.program[0]);
 }
 
 ModelFound find_model(const ModelAsked& asked, int ranks) {

@@ -245,8 +245,8 @@ void run(PlanAsked& o) {
   const Json values = to_json(config);
   if (const Json* const sparse = values.find("sparse_attention"); !o.config.empty() && sparse && sparse->is_object())
     std::cerr
-        << "warning: sparse_attention: counted as dense attention; lockstep plan -- PROGRAM --config FILE counts its "
-           "blocks\n";
+        << "warning: sparse_attention: counted as dense attention; to count its blocks, run lockstep plan -- PROGRAM "
+           "--config FILE\n";
   if (o.json) return void(std::cout << to_json(plan, speeds, time).dump() << std::endl);
   print(plan, speeds, time);
   for (const engine::Forecast& stage : plan.stages)

@@ -62,7 +62,7 @@ struct NetworkAsked {
 dist::Network network_of(const NetworkAsked& o, bool has_hosts) {
   if (!o.host_latency && !o.host_bandwidth) return {o.between, {}};
   LOCKSTEP_CHECK(has_hosts,
-                 "--host-latency and --host-bandwidth are for --hosts: say which ranks share one, such as --hosts 4,4");
+                 "--host-latency and --host-bandwidth need --hosts, the ranks of each host, such as --hosts 4,4");
   return {o.between, dist::NetworkLink{o.host_latency.value_or(o.between.latency),
                                        o.host_bandwidth.value_or(o.between.bandwidth)}};
 }
@@ -290,7 +290,7 @@ void print_step(StepAsked o, bool json) {
   LOCKSTEP_CHECK(!o.plan.empty() && (!o.model.name.empty() || !o.model.program.empty()),
                  "a training step needs --plan, and --model or a program: --model gpt:12x768x12 --plan dp64+pp4");
   LOCKSTEP_CHECK((o.flops > 0) != !o.measure.empty(), "expected --flops, or --measure for costs of this machine, ",
-                 o.flops > 0 ? "got both" : "got neither");
+                 o.flops > 0 ? "got both; leave one out" : "got neither; give one");
   report::TrainingJob& job = o.job;
   job.plan = parallel::parse_plan(o.plan);
   // Measure on as many ranks as will share a host, if this machine has the cores.
@@ -356,8 +356,7 @@ void add_simulate_command(CLI::App& app, Shared& shared) {
         return print_simulation(o->collective, o->bytes, network_of(o->network, !o->collective.hosts.empty()), o->json);
       }
       refuse_given(command, {"algorithm", "--ranks", "--collective", "--root", "--hosts", "--bytes"},
-                   " is for a collective; the ranks of a step follow from --plan, those of a host are "
-                   "--ranks-per-host");
+                   " is for a collective; for a step give --plan and --ranks-per-host instead");
       refuse_beside_program(command, {"--vocab", "--context"}, step.model);
       step.network_given = given("--latency") || given("--bandwidth");
       step.cluster.network = network_of(o->network, true);

@@ -267,7 +267,7 @@ TEST_CASE("pretrained: saving and loading give the same bits, whole and in shard
   nn::GPT model(llama);
   nn::save_pretrained(model, at.str());
   CHECK_ERROR(nn::load_pretrained(other, at.str()), "with the options of this GPT of vocab 30");
-  CHECK_ERROR(nn::gpt_options("llama:2x36x4"), "heads of an even size, got 9");
+  CHECK_ERROR(nn::gpt_options("llama:2x36x4"), "expected an even WIDTH / HEADS, got 9");
   const nn::GPT::Options named = nn::gpt_options("llama:32x4096x32");
   CHECK((named.inner == 11008 && named.norm == nn::Norm::rms && named.rope && !named.tied && !named.bias));
 }

@@ -45,9 +45,9 @@ constexpr std::pair<const char*, const char*> refused[] = {
      "there are no Python modules to run; for one, start Python itself: lockstep run -n 4 -- python3 -m MODULE"},
     {"--run-path",
      "there is no Python script to run; for one, start Python itself: lockstep run -n 4 -- python3 SCRIPT"},
-    {"--virtual-local-rank", "every rank sees its own LOCAL_RANK; a program chooses its device by it"},
+    {"--virtual-local-rank", "leave it out: every rank sees its own LOCAL_RANK, by which a program chooses its device"},
     {"--elastic-training",
-     "the number of ranks is fixed for a run; --max-restarts starts all of them again after a failure"},
+     "the number of ranks is fixed for a run; use --max-restarts, which starts all of them again after a failure"},
     {"--autotuning", "nothing is tuned by the launcher; vary the program's options instead"},
 };
 
@@ -143,7 +143,7 @@ void read_options(Options& o, const Program& program) {
   if (!o.local_address.empty()) notice("--local-addr has no effect: LOCKSTEP_INTERFACE chooses the network of ranks");
   LOCKSTEP_CHECK(o.launcher == "ssh", "[run] expected --launcher ssh, got '", o.launcher, "'; with ",
                  o.launcher == "slurm" ? "srun" : "mpirun",
-                 " start the program itself: it finds its rank in their variables");
+                 " start the program itself: it finds its rank in the environment");
   LOCKSTEP_CHECK(o.backend == "static" || o.backend == "c10d",
                  "[run] expected --rdzv-backend c10d or static (the meeting point is rank 0), got '", o.backend, "'");
 
@@ -234,7 +234,7 @@ void read_options(Options& o, const Program& program) {
     if (!o.ranks_per_node.empty()) l.ranks_of_nodes = numbers(o.ranks_per_node, "--ranks-per-node");
     LOCKSTEP_CHECK(l.nodes == 1 || o.node >= 0, "[run] expected --node-rank, from 0 to ", l.nodes - 1,
                    ", the number of this node, with --nnodes ", l.nodes);
-    LOCKSTEP_CHECK(!o.no_ssh || l.nodes > 1, "[run] --no-ssh needs --nnodes or a --hostfile");
+    LOCKSTEP_CHECK(!o.no_ssh || l.nodes > 1, "[run] --no-ssh needs --nnodes or a --hostfile; add one of them");
   }
 }
 

@@ -252,7 +252,7 @@ std::vector<Variant> parse_plans(const std::string& text) {
   for (const Variant& plan : plans) {
     LOCKSTEP_CHECK(plan.micro_batches() == count,
                    "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ",
-                   count, " and ", plan.text(), " = ", plan.micro_batches(), ": these train on different batches");
+                   count, " and ", plan.text(), " = ", plan.micro_batches(), "; change the ACCUMULATION of one");
   }
   return plans;
 }
@@ -318,10 +318,11 @@ bool verify(const VerifyOptions& o) {
                trace.seconds, end);
     std::fflush(stdout);
     if (!difference.empty() && verdict == "identical")
-      verdict = fmt::format("{} differs from {} first at {}", plan.text(), plans[0].text(), difference);
+      verdict = fmt::format("{} differs from {} first at {}; docs/verify.md says what to check", plan.text(),
+                            plans[0].text(), difference);
     if (!reference) reference = trace;
   }
-  if (plans.size() == 1) verdict = "one plan only: nothing to compare";
+  if (plans.size() == 1) verdict = "one plan only: nothing to compare; give --plans two or more";
   fmt::print("{}\n", verdict);
   std::fflush(stdout);
   return verdict == "identical";

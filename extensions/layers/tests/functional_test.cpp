@@ -60,10 +60,10 @@ TEST_CASE("functional: jacobian, hessian and their products agree with each othe
                        zeros({3, 3}, {.dtype = f64})) == 0);
   CHECK(jacobian([](const Inputs& in) { return in[0] * 2.0; }, {x, z})[1].shape() == Shape{3, 2, 2});
   CHECK(jacobian([](const Inputs& in) { return in[0].narrow(0, 0, 0); }, {x})[0].shape() == Shape{0, 3});
-  CHECK_ERROR_IS(hessian(both, {x, z}), "[hessian] expected a function that returns one element, got (3)");
+  CHECK_ERROR_IS(hessian(both, {x, z}), "[hessian] expected a function that returns one element, got (3); sum() it");
   CHECK_ERROR_IS(hessian([](const Inputs& in) { return in[0] * 2.0; }, {ones({3, 4})}),
-                 "[hessian] expected a function that returns one element, got (3, 4)");
-  CHECK_ERROR_IS(hvp(scalar, {x, z}, {vx}), "[hvp] expected a vector for each of 2 inputs, got 1");
+                 "[hessian] expected a function that returns one element, got (3, 4); sum() it");
+  CHECK_ERROR_IS(hvp(scalar, {x, z}, {vx}), "[hvp] expected a vector for each of 2 inputs, got 1; pass one per input");
   CHECK_ERROR_BEGINS(jvp(quadratic, {x}, {vz}), "[jvp] expected vector 0 like its input, f64 (3), got f64");
   CHECK_ERROR_IS(jacobian(both, {}), "[jacobian] expected at least one input, got none; pass some");
 }

@@ -191,7 +191,7 @@ TEST_CASE("quantised: activations, 16 bits, NaN and infinity") {
   CHECK_FALSE(any(isnan(y[3])).item<bool>());
   CHECK_ERROR(quantize(bad, QuantFormat::group8), "expected finite weights");
   CHECK_ERROR(linear(x, quantize(w, QuantFormat::row8), {}, {.dynamic = true, .threshold = NAN}),
-              "expected a threshold >= 0, and a threshold only with dynamic, got nan");
+              "expected a threshold >= 0, and 0 unless dynamic is set, got nan");
   CHECK_ERROR(linear(x, quantize(w, QuantFormat::group8), {}, {.dynamic = true}), "row8");
   CHECK_ERROR(linear(randn({2, 63}), quantize(w, QuantFormat::row8)), "(..., 64)");
   const Tensor handle = handle_of(quantize(w, QuantFormat::group4));

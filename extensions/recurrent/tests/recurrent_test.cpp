@@ -329,7 +329,7 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
   CHECK_ERROR(lstm(x, h, zeros({2, 2, 5})), "expected first states c of shape (2, 2, 4)");
   CHECK_ERROR(lstm(x, h), "[LSTM] expected both first states, h and c, or neither");
   CHECK_ERROR(lstm(x.to(f64)), "[recurrent] expected hidden weights of f64 on");
-  CHECK_ERROR(cell(zeros({2, 4})), "[GRUCell] expected input (B, 3) or (3), got (2, 4)");
+  CHECK_ERROR(cell(zeros({2, 4})), "[GRUCell] expected input (B, 3) or (3), B > 0, got (2, 4)");
   CHECK_ERROR(cell(zeros({2, 3}), zeros({3, 4})), "[GRUCell] expected h of shape (2, 4) for input (2, 3), got (3, 4)");
   CHECK_ERROR(LSTMCell({.input = 3, .hidden = 4})(zeros({2, 3}), zeros({2, 4})),
               "expected both states, h and c, or neither");

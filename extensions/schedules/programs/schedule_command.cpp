@@ -168,7 +168,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
                check.buffers.size() > 32 && *least != *greatest ? " ..." : "");
   fmt::print("messages          {}\n", check.messages);
   if (o.micro_batches < o.stages)
-    fmt::print("note              fewer micro-batches than stages: some rank is idle at any time\n");
+    fmt::print("note              fewer micro-batches than stages: a rank is always idle; give more of them\n");
   print_verdict(check.errors, svg, "every forward and backward once, in a possible order, no deadlock");
 }
 
@@ -188,23 +188,23 @@ void add_schedules_commands(CLI::App& app, Shared& shared) {
     as_usage([&] {
       const std::string& name = asked->algorithm;
       for (const auto& [other, schedule] : shared.schedules)
-        if (other != name) refuse_given(command, schedule.options, " is for " + other + ", got " + name);
+        if (other != name) refuse_given(command, schedule.options, " is for " + other + "; leave it out");
       if (const auto other = shared.schedules.find(name); other != shared.schedules.end()) {
         refuse_given(command,
                      {"--ranks", "--collective", "--root", "--hosts", "--mean", "--stages", "--micro-batches",
                       "--chunks", "--costs", "--paired"},
-                     " is not for " + name + ", which takes " + other->second.options.at(0));
+                     " is not for " + name + "; leave it out, and give " + other->second.options.at(0));
         return other->second.print(*svg);
       }
       if (pipeline::is_kind(name) || pipeline->stages > 0 || pipeline->micro_batches > 0 || pipeline->chunks > 0) {
         refuse_given(
             command, {"--ranks", "--collective", "--root", "--hosts", "--mean"},
-            " is for collectives, " + name + " is a pipeline: it takes --stages, --micro-batches and --chunks");
+            " is for collectives; leave it out: " + name + " is a pipeline, which takes --stages and --micro-batches");
         return print_pipeline(name, *pipeline, *svg);
       }
       if (name == "ring-attention") {
         refuse_given(command, {"--collective", "--root", "--hosts", "--mean"},
-                     " is for collectives, ring-attention takes --ranks");
+                     " is for collectives; leave it out: ring-attention takes --ranks");
         LOCKSTEP_CHECK(asked->ranks <= 1024, "ring-attention expected --ranks up to 1024, got ", asked->ranks);
         return print_ring_attention(asked->ranks, *svg);
       }

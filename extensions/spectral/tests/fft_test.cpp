@@ -143,11 +143,12 @@ TEST_CASE("fft: dims, sizes, normalisation and shifts") {
 TEST_CASE("fft: invalid arguments are rejected") {
   const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const Tensor x = zeros({3, 4}), z = x.to(c64);
-  CHECK_ERROR_IS(fft::fft(x, 0), "[fft] expected a length of at least 1 in dim -1, got 0 for shape (3, 4)");
+  CHECK_ERROR_IS(fft::fft(x, 0),
+                 "[fft] expected a length of at least 1 in dim -1, got 0 for shape (3, 4); set n (or s) to at least 1");
   CHECK_ERROR(fft::fft(zeros({3, 0})), "got 0");
   CHECK_ERROR(fft::irfft(zeros({3, 1})), "got 0");
   CHECK_ERROR(fft::fft(full({}, 1)), "at least one dim");
-  CHECK_ERROR_IS(fft::rfft(z), "[rfft] expected f32 or f64, got c64");
+  CHECK_ERROR_IS(fft::rfft(z), "[rfft] expected f32 or f64, got c64; use fft() or fftn(), or pass real(x)");
   CHECK_ERROR(fft::fft(x.to(f16)), "expected f32, f64, c64 or c128, got f16");
   CHECK_ERROR(fft::fft(x, {}, 2), "[fft]");
   CHECK_ERROR(fft::fft2(x, {}, {0, -2}), "every dim once");

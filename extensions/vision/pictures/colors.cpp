@@ -11,7 +11,8 @@ namespace {
 
 Tensor coloured(const char* op, const Tensor& x) {
   Tensor in = picture(op, x);
-  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape());
+  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape(),
+                 "; read the picture with ImageMode::rgb");
   return in;
 }
 

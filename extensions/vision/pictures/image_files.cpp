@@ -42,7 +42,7 @@ Tensor planes_of(const Pixels& from, ImageMode mode) {
 
 void check_pixels(const std::string& where, int64_t height, int64_t width, const ImageOptions& options) {
   LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture of at least 1 x 1 pixels, got ", height, " x ",
-                 width, " pixels");
+                 width, " pixels; save the picture again");
   LOCKSTEP_CHECK(height <= options.max_pixels / width, where, ": expected at most ", options.max_pixels,
                  " pixels, got ", height, " x ", width, "; shrink it, or raise ImageOptions::max_pixels");
 }
@@ -50,7 +50,9 @@ void check_pixels(const std::string& where, int64_t height, int64_t width, const
 Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t limit) {
   LOCKSTEP_CHECK(image.defined() && image.device().is_cpu() && image.dtype() == u8 && image.dim() == 3, "[", op,
                  "] expected a u8 picture (channels, height, width) on the cpu, got ",
-                 image.defined() ? str(image.dtype(), image.shape(), " on ", image.device()) : "none");
+                 image.defined()
+                     ? str(image.dtype(), image.shape(), " on ", image.device(), "; convert, move or reshape it")
+                     : "none; pass one");
   const int64_t own = image.size(0), height = image.size(1), width = image.size(2), n = height * width;
   LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
                  channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);

@@ -49,7 +49,7 @@ Listed list_folder(const std::string& folder) {
 using Found = std::vector<std::pair<std::string, std::vector<std::string>>>;
 void find_pictures(const std::string& folder, int depth, Found& found) {
   LOCKSTEP_CHECK(depth < 100,
-                 "[ImageFolder] expected folders less than 100 deep (does a link lead upwards?): ", folder);
+                 "[ImageFolder] expected folders less than 100 deep, remove links that lead upwards: ", folder);
   Listed listed = list_folder(folder);
   found.emplace_back(folder, std::move(listed.pictures));
   for (const auto& name : listed.folders) find_pictures(folder + "/" + name, depth + 1, found);

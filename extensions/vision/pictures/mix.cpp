@@ -40,10 +40,11 @@ void check_batch(const char* op, const Example& batch, int64_t classes, double a
   LOCKSTEP_CHECK(alpha > 0, "[", op, "] expected alpha > 0, got ", alpha);
   LOCKSTEP_CHECK(classes >= 1, "[", op, "] expected classes >= 1, got ", classes);
   const auto& [x, y] = batch;
-  LOCKSTEP_CHECK(x.defined() && y.defined() && x.device().is_cpu() && y.device().is_cpu() && x.dim() >= 1 &&
-                     x.size(0) >= 1 && y.dtype() == i64 && y.shape() == Shape{x.size(0)},
-                 "[", op, "] expected a batch (N, ...) on the cpu with i64 targets (N), got ",
-                 x.defined() && y.defined() ? str(x.shape(), " and ", y.dtype(), y.shape()) : "none");
+  LOCKSTEP_CHECK(
+      x.defined() && y.defined() && x.device().is_cpu() && y.device().is_cpu() && x.dim() >= 1 && x.size(0) >= 1 &&
+          y.dtype() == i64 && y.shape() == Shape{x.size(0)},
+      "[", op, "] expected a batch (N, ...) on the cpu with i64 targets (N), got ",
+      x.defined() && y.defined() ? str(x.shape(), " on ", x.device(), " and ", y.dtype(), y.shape()) : "none");
   const Tensor labels = y.contiguous();
   for (int64_t i = 0; i < labels.numel(); ++i)
     LOCKSTEP_CHECK(labels.data<int64_t>()[i] >= 0 && labels.data<int64_t>()[i] < classes, "[", op,
@@ -67,7 +68,7 @@ Tensor mixed_targets(const Tensor& target, int64_t classes, double part) {
 
 Example MixUp::operator()(const Example& batch) const {
   check_batch("MixUp", batch, classes, alpha);
-  LOCKSTEP_CHECK(batch.input.dtype() == f32, "[MixUp] expected f32 inputs, got ", batch.input.dtype());
+  LOCKSTEP_CHECK(batch.input.dtype() == f32, "[MixUp] expected f32 inputs (use ToTensor), got ", batch.input.dtype());
   Draws draws(next_random_key());
   const double part = beta_draw(draws, alpha);
   const Tensor in = batch.input.contiguous(), out = empty_like(in);

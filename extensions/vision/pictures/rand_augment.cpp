@@ -58,7 +58,7 @@ Tensor RandAugment::operator()(const Tensor& x) const {
   Draws draws(next_random_key());
   Tensor out = picture("RandAugment", x);
   LOCKSTEP_CHECK(out.dtype() == u8 && (out.size(0) == 1 || out.size(0) == 3),
-                 "[RandAugment] expected a u8 picture of 1 or 3 channels, got ", out.dtype(), out.shape());
+                 "[RandAugment] expected u8 (before ToTensor) with 1 or 3 channels, got ", out.dtype(), out.shape());
   const double part = double(magnitude) / double(bins - 1);
   for (int64_t i = 0; i < operations; ++i) {
     const Change change = Change(draws.below(int64_t(Change::count)));

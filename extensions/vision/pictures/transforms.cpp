@@ -172,7 +172,8 @@ Tensor RandomErasing::operator()(const Tensor& x) const {
   LOCKSTEP_CHECK(scale.high <= 1, "[RandomErasing] expected a scale of at most 1, got ", scale.high);
   Draws draws(next_random_key());
   const Tensor in = picture("RandomErasing", x);
-  LOCKSTEP_CHECK(!noise || in.dtype() == f32, "[RandomErasing] expected an f32 picture for noise, got ", in.dtype());
+  LOCKSTEP_CHECK(!noise || in.dtype() == f32, "[RandomErasing] expected f32 (use ToTensor) for noise, got ",
+                 in.dtype());
   if (uniform(draws, 0, 1) >= p) return in;
   const int64_t h = in.size(1), w = in.size(2);
   for (int attempt = 0; attempt < 10; ++attempt) {

@@ -223,5 +223,5 @@ TEST_CASE("resample: invalid arguments are rejected") {
   CHECK_ERROR(unfold(image, {.kernel = {5, 1}}), "[unfold] expected a kernel that fits the padded image");
   CHECK_ERROR(unfold(line, {.kernel = {1, 1}}), "[unfold] expected an input (N, C, H, W), got (1, 2, 4)");
   CHECK_ERROR(unfold(image, {.kernel = {1}}), "[unfold] expected 2 values >= 1 for kernel, got (1)");
-  CHECK_ERROR(fold(line, {2, 2}, {.kernel = {2, 1}}), "[fold] expected columns (N, C 2, 2) for (2, 2), got (1, 2, 4)");
+  CHECK_ERROR(fold(line, {2, 2}, {.kernel = {2, 1}}), "expected columns (N, C x 2, 2) for (2, 2), got (1, 2, 4)");
 }

@@ -128,13 +128,13 @@ TEST_CASE("transforms: random numbers lie in their ranges") {
   CHECK_ERROR(RandomHorizontalFlip{.p = 1.5}(u), "[RandomHorizontalFlip] expected a probability in [0, 1], got 1.5");
   CHECK_ERROR(RandAugment{.magnitude = 31}(u), "[RandAugment] expected");
   CHECK_ERROR(RandAugment{}(ToTensor()(u)),
-              "[RandAugment] expected a u8 picture of 1 or 3 channels, got f32(1, 9, 10)");
+              "[RandAugment] expected u8 (before ToTensor) with 1 or 3 channels, got f32(1, 9, 10)");
   CHECK_ERROR((Normalize{{0.5}, {0}}(ToTensor()(u))), "[Normalize] expected deviations other than 0");
   CHECK_ERROR((Normalize{{0.5}, {1}}(u)), "[Normalize] expected an f32 picture (ToTensor makes one), got u8");
   CHECK_ERROR((Normalize{{0.5, 1}, {1, 1}}(ToTensor()(u))),
               "[Normalize] expected a mean and a deviation for each of 1");
   CHECK_ERROR((ColorJitter{.hue = 0.7}(u)), "[ColorJitter] expected hue in [0, 0.5], got 0.7");
-  CHECK_ERROR(RandomErasing{.noise = true}(u), "[RandomErasing] expected an f32 picture for noise, got u8");
+  CHECK_ERROR(RandomErasing{.noise = true}(u), "[RandomErasing] expected f32 (use ToTensor) for noise, got u8");
   CHECK_ERROR(Compose({nullptr}), "[Compose] expected transforms, got none as number 0");
 }
 

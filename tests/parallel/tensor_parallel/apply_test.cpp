@@ -277,8 +277,8 @@ TEST_CASE("invalid plans: an Error on all ranks, and nothing is changed") {
   };
   const std::vector<Row> rows{
       {{"mlp.upp", cut::columns},
-       "pattern \"mlp.upp\" (columns) matches no module; did you mean mlp.up?; its modules are tokens, positions, "
-       "dropout, blocks, blocks.0"},
+       "pattern \"mlp.upp\" (columns) matches no module; did you mean mlp.up?; name one of its modules: tokens, "
+       "positions, dropout, blocks, blocks.0"},
       {{"*.attn.qkv", cut::columns}, "pattern \"*.attn.qkv\" (columns) matches no module"},
       {{"up.weight", cut::columns}, "pattern \"up.weight\" (columns) matches no module"},
       {{"norm1", cut::columns}, "columns is for nn::Linear, but \"blocks.0.norm1\" is a LayerNorm"},
