@@ -21,8 +21,7 @@
 
 namespace apps {
 
-/// A user's program and its arguments. Commands keep a reference to the list, which is filled before the command line
-/// is parsed.
+/// A user's program and its arguments. Commands keep a reference to the list, filled before the command line is parsed.
 using Program = std::vector<std::string>;
 
 /// A further name that `lockstep schedule` (extensions/schedules) takes, in place of an algorithm.
@@ -56,8 +55,7 @@ struct Shared {
 /// Adds the commands of the extensions that are built.
 void add_commands_of_extensions(CLI::App& app, Shared& shared);
 
-/// config: explains the settings in a DeepSpeed configuration file. `shared` lists the other kinds of files that
-/// extensions add.
+/// config: explains a DeepSpeed configuration file. `shared` lists the other kinds of files that extensions add.
 void add_config_command(CLI::App& app, const Shared& shared);
 /// Prints a configuration: its values as JSON or as lines, then its warnings.
 void print_config(const lockstep::data::Json& values, const std::string& lines,

@@ -1,5 +1,4 @@
-// Lists the parameters that several ranks hold copies of, each with the function that averages a number over these
-// ranks. agreed() calls that function. See agreed.h.
+// Lists the parameters that several ranks hold, each with the function by which agreed() averages over these ranks.
 #include "autograd/agreed.h"
 
 #include <mutex>

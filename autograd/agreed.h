@@ -12,8 +12,7 @@ namespace lockstep {
 /// Averages a number over some ranks. All these ranks must call it. `what` names the number in errors.
 using MeanOverRanks = std::function<double(double value, const char* what)>;
 
-/// Registers parameters that several ranks hold copies of, with the function by which agreed() averages a number over
-/// these ranks.
+/// Registers parameters that several ranks hold copies of, with the function that averages a number over these ranks.
 class SharedParameters {
  public:
   /// Registers `parameters` with the averaging function `mean`, until this object is destroyed.

@@ -1,5 +1,4 @@
-// Implements Backward, the argument of a derivative: through it the derivative reads the incoming gradients and returns
-// those of its inputs.
+// Backward, the argument of a derivative, which reads incoming gradients from it and returns those of its inputs.
 #include "autograd/backward.h"
 
 #include <algorithm>
@@ -35,8 +34,7 @@ typename BackwardOf<V>::Held held(const Ref<Node>& node, int output, const Saved
 
 /// The derivative of a node that copies the inputs of an operation to its outputs. Each input gets a gradient of its
 /// own, also if several inputs are the same variable. The pass that makes this node adds their gradients in the order
-/// of the inputs. A later pass (create_graph) adds them in the opposite order, as if each input had been recorded by
-/// itself.
+/// of the inputs. A later pass (create_graph) adds them in the opposite order, as if each were recorded by itself.
 struct EachInput {
   int count;
   bool again = false;

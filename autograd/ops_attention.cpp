@@ -59,8 +59,7 @@ struct AttentionBackward {
   }
 };
 
-/// The derivative of attention_packed(). part(packed, i) returns the view of q, k or v (i = 0, 1, 2) in a packed
-/// tensor.
+/// The derivative of attention_packed(). part(packed, i): the view of q, k or v (i = 0, 1, 2) in a packed tensor.
 template <class Part> struct PackedAttentionBackward {
   Saved packed, out;
   Tensor lse;

@@ -47,8 +47,7 @@ struct EmbeddingBackward {
   Shape shape;
   int64_t padding_index;
 
-  /// Few rows get a gradient: add them to the gradient collected so far (e.g. of a tied output layer) rather than to
-  /// zeros.
+  /// Few rows get a gradient: add them to the gradient so far (e.g. of a tied output layer), not to zeros.
   void operator()(Backward& back) const {
     const Tensor sum = back.partial(0);
     const Tensor entire = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});

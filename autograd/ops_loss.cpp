@@ -157,8 +157,7 @@ struct MseBackward {
     if (back.needs(0)) back.give(0, grad);
   }
   void operator()(RecordedBackward& back) const {
-    // The gradient depends only on x - target, so only this difference is saved. Use it in place of x, and 0 in place
-    // of target.
+    // The gradient depends only on x - target, so only this is saved. Use it in place of x, and 0 in place of target.
     const Variable scale = mul_scalar(back.grad(), 2 / count), from = back.input(0, difference);
     const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
     back.give(1, neg(grad));

@@ -135,8 +135,7 @@ std::optional<std::string> environment(const char* name) {
   const EnvironmentVariable* v = find(name);
   LOCKSTEP_CHECK(v, "[environment] expected a variable listed in base/environment.cpp, got ", name,
                  "; add it to the list there");
-  // Check all names here too, since a user's program may never call check_environment() and a typo must not go
-  // unnoticed.
+  // Check all names here too, since a program may never call check_environment(), and no typo may go unnoticed.
   for (char** entry = environ; entry && *entry; ++entry) variable_of(*entry);
   const char* text = std::getenv(name);
   if (!text || !*text) return std::nullopt;

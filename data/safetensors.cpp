@@ -161,8 +161,7 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(entries[order[i - 1]].name != entries[order[i]].name, origin, ": tensor \"", entries[order[i]].name,
                    "\" appears twice; write the file again");
-  // There may be no gaps, overlaps or unclaimed bytes: nothing can hide in the file, and no byte belongs to two
-  // tensors.
+  // There may be no gaps, overlaps or unclaimed bytes: nothing hides in the file, no byte belongs to two tensors.
   std::stable_sort(entries.begin(), entries.end(),
                    [](auto& a, auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
   int64_t end = 0;

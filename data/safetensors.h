@@ -63,8 +63,7 @@ class SafeTensors {
 };
 
 /// The start of a file (length and header) for tensors of these names, dtypes and shapes; their data follow it. Sorts
-/// the entries into data order and sets their offsets. Larger element types come first, so that every tensor is
-/// aligned.
+/// the entries into data order and sets their offsets. Larger element types come first, so every tensor is aligned.
 std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Metadata& metadata,
                               const std::string& origin);
 

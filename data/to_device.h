@@ -1,6 +1,5 @@
 #pragma once
-// Copies batches to a device through reused pinned memory, so that the program can make the next batch during
-// the copy.
+// Copies batches to a device through reused pinned memory, while the program makes the next batch during the copy.
 #include <vector>
 
 #include "data/dataset.h"

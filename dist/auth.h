@@ -6,8 +6,7 @@
 //   caller ──▶ listener     number, proof     prove(token, "rank", challenge, number, context)
 //   listener ──▶ caller     proof             prove(token, "store", challenge, number, context)
 //
-// `context` binds the proof to the purpose of the connection. An empty token authenticates nobody; it is allowed on
-// loopback only.
+// `context` binds the proof to the purpose of the connection. An empty token is allowed on loopback only.
 #include <array>
 #include <cstdint>
 #include <string_view>

@@ -12,8 +12,7 @@
 //   wave 2   step 0 block 2,  step 1 block 1,  step 2 block 0     ...
 //
 // A stream consists of a header (fingerprint.h), the payload and, with LOCKSTEP_COMM_CHECKSUM=1, a crc32c of the
-// payload. If all headers say that the tensors lie in memory shared by the ranks, a mark replaces the payload
-// (in_place.h).
+// payload. If all headers say that the tensors lie in shared memory, a mark replaces the payload (in_place.h).
 #include <functional>
 #include <span>
 

@@ -6,8 +6,7 @@
 //
 //   control page │ data pages (capacity bytes) │ the same pages again
 //
-// Each end keeps its own position. The writer also caches the reader's position and reloads it only when the data does
-// not fit.
+// Each end keeps its own position. The writer also caches the reader's position and reloads it when data does not fit.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>

@@ -1,5 +1,4 @@
-// in_place.cpp: runs one rank's part of a collective on tensors in shared memory, block by block, so that the data
-// stays in the cache. See in_place.h.
+// Runs one rank's part of a collective on tensors in shared memory, in blocks that stay in the cache. See in_place.h.
 #include "dist/in_place.h"
 
 #include <algorithm>

@@ -72,8 +72,7 @@ void check_backend(const char* op, const std::string& backend);
 /// Makes the world group of a job that this rank has joined, with NCCL for tensors on devices if the build has it and
 /// `backend` is not native.
 World make_world(std::shared_ptr<Control> control, const std::string& backend = "auto");
-/// Sets the world of this thread, for ranks that are threads. With nullptr, the thread gets the world of its process
-/// again.
+/// Sets the world of this thread, for ranks that are threads. nullptr: the thread gets the world of its process again.
 void set_thread_world(World* world);
 /// The world of this thread, else of the process, else nullptr.
 World* current_world();

@@ -1,5 +1,4 @@
-// links.cpp: sends, receives and checks the beginning of a stream: the header, and the place of a tensor in shared
-// memory. See links.h.
+// Sends, receives and checks the beginning of a stream: the header, and a tensor's place in shared memory. See links.h.
 #include "dist/links.h"
 
 #include <cstddef>

@@ -37,8 +37,7 @@ class Work {
   void wait();
   /// Like wait(), but the host waits too, until the device has finished.
   void synchronize();
-  /// Sets a function that the first wait() calls when the collective is done. A default-constructed Work calls it at
-  /// once.
+  /// Sets a function that the first wait() calls when the collective is done. A default-made Work calls it at once.
   void then(std::function<void()> finish);
 
   struct State;
@@ -156,8 +155,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work gather(const Tensor& full, const Tensor& part, int root, const CollectiveOptions& o = {});
   /// Sends each rank its part of the root's `full`.
   Work scatter(const Tensor& part, const Tensor& full, int root, const CollectiveOptions& o = {});
-  /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The number of elements must be divisible
-  /// by size().
+  /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The elements must be divisible by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
   /// An all_to_all with parts of different sizes: `to_each` and `from_each` give the number of rows (dim 0) for each
   /// rank. DistError if sender and receiver disagree on a number. Implemented as an exchange of messages.
@@ -186,8 +184,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// reduce_scatter and all_gather work on such tensors directly, without copies between ranks, if all ranks of the
   /// group are on one host and each (broadcast: the root) passes such a tensor or a slice of one as `data` or `full`.
   /// Otherwise they copy, with the same results. On a device, or if no other rank can access this rank's memory, the
-  /// tensor is an ordinary one. Ranks may create such tensors at any time. Each uses a file descriptor and whole pages:
-  /// create few.
+  /// tensor is an ordinary one. Ranks may create them at any time. Each uses a file descriptor and pages: create few.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
   /// Creates a group from some ranks of this group. All ranks of this group must call it, at the same place in the

@@ -1,5 +1,4 @@
-// rendezvous.cpp: finds a rank's job in a launcher's environment (Lockstep, torchrun, Open MPI, SLURM) or in a URL. See
-// Rendezvous in control.h.
+// Finds a rank's job in a launcher's environment (Lockstep, torchrun, Open MPI, SLURM) or a URL. See dist/control.h.
 #include <algorithm>
 #include <cstdlib>
 #include <map>

@@ -1,5 +1,4 @@
-// store.cpp: the store's poll loop, its connections, and failures. Joining is in store_join.cpp, requests are in
-// store_requests.cpp. See store.h.
+// The store's poll loop, its connections and failures. Joining: store_join.cpp. Requests: store_requests.cpp.
 #include "dist/store.h"
 
 #include <poll.h>
@@ -184,8 +183,7 @@ void Store::accept_some() {
 
 void Store::read(Connection& connection) {
   char buffer[1 << 16];
-  // Read only a few buffers in a row, and a single small one from an unauthenticated connection, so that others get
-  // their turn.
+  // Read only a few buffers in a row, and one small one from an unauthenticated connection, so others get their turn.
   const bool stranger = connection.state == State::greeted || connection.state == State::closing;
   const size_t room = stranger ? stranger_limit : sizeof buffer;
   for (int i = 0; i < (stranger ? 1 : 16) && !connection.dead; ++i) {

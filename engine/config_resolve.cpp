@@ -1,5 +1,4 @@
-// Checks a config as a whole: combinations of keys, and batch sizes for a number of ranks. Converts it to options of
-// the library.
+// Checks a config as a whole: combinations of keys, batch sizes for a number of ranks. Converts it to our options.
 #include <algorithm>
 #include <array>
 #include <cmath>

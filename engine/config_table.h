@@ -102,8 +102,7 @@ class KeyReader {
   void member(const std::string& prefix, const std::string& name, const data::Json& value);
   void* config_;
 };
-/// Reads the JSON object of a configuration file into `config`. `keys`: the table of known keys. Appends errors to
-/// `problems`.
+/// Reads the JSON object of a configuration file into `config`. `keys`: all known keys. Appends errors to `problems`.
 void read_keys(const data::Json& object, const std::vector<Key>& keys, void* config, const Said& said,
                std::vector<std::string>& problems);
 

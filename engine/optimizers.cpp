@@ -1,5 +1,4 @@
-// Optimizers with the names and defaults of DeepSpeed: an option that is missing in a file has the same value as in
-// DeepSpeed.
+// Optimizers with DeepSpeed's names and defaults: an option that a file leaves out has the same value as in DeepSpeed.
 #include "engine/params.h"
 #include "optim/optim.h"
 

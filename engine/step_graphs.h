@@ -54,8 +54,7 @@ class StepGraphs {
   bool are_wanted();
   /// True if the data of the coming step may be loaded in advance.
   bool may_draw() const;
-  /// Records or replays a step, and returns true. Returns false, without effect, if the step must run normally.
-  /// Collective.
+  /// Records or replays a step, and returns true. Returns false, without effect, if it must run normally. Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
   void drop() { recorded_.clear(); }  ///< forgets all recordings
   /// Returns a text: "2 shapes recorded, 198 of 200 steps replayed", or the reason why no step is replayed.

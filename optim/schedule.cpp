@@ -1,5 +1,4 @@
-// Learning-rate schedules as closed formulas of the step, so the rate of any step can be computed and resuming needs
-// only the step number. See schedule.h.
+// Learning-rate schedules as closed formulas of the step, so that resuming needs only the step number.
 #include "optim/schedule.h"
 
 #include <algorithm>

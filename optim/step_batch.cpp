@@ -91,9 +91,8 @@ const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
 
 void StepBatch::set(const StepControl& control, bool keeps_skipped) {
   if (!numbers_.defined() || numbers_.numel() < bytes()) {
-    LOCKSTEP_CHECK(
-        !recorded_,
-        "[StepBatch] parameters now have more distinct step counts than when the graph was recorded; capture it anew");
+    LOCKSTEP_CHECK(!recorded_, "[StepBatch] the recorded graph has no room for ", slots_.size(),
+                   " distinct step counts of parameters; capture the graph anew");
     const MemoryScope scope(Memory::other);
     numbers_ = empty({bytes() + 32 * int64_t(sizeof(StepSlot))}, {.dtype = u8, .device = device_});
   }

@@ -1,5 +1,4 @@
-// Sets up an engine: which rank holds which layers, and the process groups for messages. All ranks create the same
-// groups in the same order.
+// Sets up an engine: which rank holds which layers, and the process groups, which all ranks create in the same order.
 #include <algorithm>
 #include <set>
 

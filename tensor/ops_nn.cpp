@@ -278,18 +278,15 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
 
 void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                              const Tensor& weight, const CrossEntropyArgs& args) {
-  const char* const op = "cross_entropy";
-  check_rows(op, logits, target, weight, args);
-  check_statistics(op, "loss", loss, logits, logits.shape()[0]);
-  check_statistics(op, "grad_loss", grad_loss, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!args.elsewhere,
-                 "[cross_entropy] expected no classes on other shards, which only the gradient "
-                 "supports; call cross_entropy_rows_grad()");
+  check_rows("cross_entropy", logits, target, weight, args);
+  check_statistics("cross_entropy", "loss", loss, logits, logits.shape()[0]);
+  check_statistics("cross_entropy", "grad_loss", grad_loss, logits, logits.shape()[0]);
+  LOCKSTEP_CHECK(!args.elsewhere, "[cross_entropy] got classes on other shards; call cross_entropy_rows_grad()");
   LOCKSTEP_CHECK(has_full_rows(logits) && loss.is_contiguous(),
                  "[cross_entropy] expected contiguous losses and rows of logits to write into, got strides ",
                  loss.strides(), " and ", logits.strides(), "; call contiguous() first");
   const Tensor t = target.contiguous();
-  check_targets(op, t, logits.shape()[1], args);
+  check_targets("cross_entropy", t, logits.shape()[1], args);
   Tensor losses = loss, lse = statistics(logits, logits.shape()[0]), grad = logits;
   kernels::cross_entropy(logits.device(), logits, t, contiguous_or_undefined(weight), args, grad_loss.contiguous(),
                          losses, lse, grad);
@@ -324,8 +321,7 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, cons
   for (int64_t t : targets) {
     if (t == args.ignore_index) continue;
     LOCKSTEP_CHECK(weights.empty() || (t >= 0 && t < int64_t(weights.size())),
-                   "[cross_entropy_weight_sum] expected targets in [0, ", weights.size(), "), got ", t,
-                   "; correct the targets");
+                   "[cross_entropy_weight_sum] correct the targets to be in [0, ", weights.size(), "), got ", t);
     sum += weights.empty() ? 1 : weights[size_t(t)];
   }
   return sum;
@@ -387,8 +383,7 @@ AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& s
   if (args.centered) check_statistics(op, "mean", saved.mean, sum, sum.numel() / n);
   check_statistics(op, "rstd", saved.rstd, sum, sum.numel() / n);
   LOCKSTEP_CHECK(!add.defined() || add.is_contiguous(), "[", op,
-                 "] expected a contiguous gradient to add to, got strides ", add.strides(),
-                 "; call contiguous() first");
+                 "] expected a contiguous sum of gradients, got strides ", add.strides(), "; make it contiguous()");
   const auto made = [&](bool wanted) { return wanted ? empty(normalized, {sum.dtype(), sum.device()}) : Tensor(); };
   AddNormGrad result{{add.defined() ? add : empty_like(sum), made(weight.defined()), made(with_bias)},
                      args.p > 0 ? empty_like(sum) : Tensor(),

@@ -1,5 +1,4 @@
-// Pointwise operations: check the arguments, allocate the result, call the kernel. Most are generated from
-// pointwise.def.
+// Pointwise operations: check arguments, allocate the result, call the kernel. Most are generated from pointwise.def.
 #include <cmath>
 #include <iterator>
 #include <limits>

@@ -1,5 +1,4 @@
-// Stage 0: every rank has all state; gradients are all-reduced as in DDP (parallel/ddp.cpp), and every rank takes the
-// same step.
+// Stage 0: every rank has all state, sums gradients as in DDP (parallel/ddp.cpp), and takes the same step.
 #include "zero/stage.h"
 
 #include "tensor/nonfinite.h"

@@ -102,8 +102,8 @@ class OtherParts {
   virtual void agree(StepReport& report) = 0;
   /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
-  /// Does the work of norm() and agree() on the device, for a captured step. `own` (f64) has the sum of squares of the
-  /// gradient of each trained parameter of this part, in the order of named_parameters(), and last the number of ranks that found
+  /// Does the work of norm() and agree() on the device, for a captured step. `own` (f64) has the sum of squares of each
+  /// gradient of this part, in the order of named_parameters(), and last the number of ranks that found
   /// non-finite values; this number is replaced by its sum over all parts. Returns the sums of squares of all parts.
   /// `pieces` receives the places of these sums in the result, in the order in which the norm adds them.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;

@@ -110,8 +110,7 @@ class Watchdog {
              CallQueue& call_queue, int neighbour);
   /// True if no call from `call_queue`, the queue of one group's calls, is running.
   bool idle(const CallQueue& call_queue) const;
-  /// Waits until no call of the group runs. Then shuts the communicators down cleanly, or aborts them if that takes too
-  /// long.
+  /// Waits until no call of the group runs. Then closes the communicators, or aborts them if that takes too long.
   void close(const CallQueue& call_queue, const std::vector<std::shared_ptr<Communicator>>& comms);
 
  private:

@@ -41,8 +41,7 @@ Arrival arrive(int owner, int s, int n) {
   const auto terms = [n](int position, int level) {
     return std::clamp(n - (position >> level << level), 0, 1 << level);
   };
-  // At this level, subtrees have 2^level positions. The subtrees of the peer and of the owner are two halves of a
-  // larger one.
+  // At this level, subtrees have 2^level positions. Those of the peer and of the owner are two halves of a larger one.
   int level = std::bit_width(unsigned(s)) - 1;
   if (terms(peer, level) == 1) return {};
   Arrival a{1, TransferAction::copy, 1};

@@ -1,5 +1,4 @@
-// Convolutions by cuDNN: decides which calls cuDNN computes, and makes them. Handles and cached plans are in
-// session.cpp, graphs and the choice of plans in graph.cpp.
+// Decides which convolutions cuDNN computes. Handles and cached plans: session.cpp. Graphs, choice of plans: graph.cpp.
 #include <algorithm>
 #include <string>
 #include <utility>

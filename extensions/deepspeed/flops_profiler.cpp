@@ -57,8 +57,7 @@ void FlopsProfiler::enter(size_t row) {
 
 void FlopsProfiler::leave(size_t row) {
   if (!running_) return;
-  // No hook runs at the end of a forward() whose result holds no Variables. Such a module counts as running until its
-  // parent ends.
+  // No hook runs at the end of a forward() whose result holds no Variables. It counts as running until its parent ends.
   while (!open_.empty()) {
     const Open ended = open_.back();
     open_.pop_back();

@@ -1,6 +1,5 @@
 #pragma once
-// Divides a model into parts, each of which is placed on one device, in host memory or on disk. Internal to
-// device_map/.
+// Divides a model into parts, each placed on one device, in host memory or on disk. Internal to device_map/.
 #include <string>
 #include <vector>
 

@@ -25,8 +25,7 @@ struct Shelf {
   int64_t limit;
 };
 
-/// Returns the places that may hold parts, in the order in which they are filled: devices by type and index, host
-/// memory, disk.
+/// The places that may hold parts, in the order of filling: devices by type and index, host memory, disk.
 std::vector<Shelf> shelves_of(nn::Module& model, const DeviceMapOptions& options) {
   std::vector<Shelf> all;
   if (options.max_memory.empty()) {

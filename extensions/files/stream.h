@@ -87,8 +87,7 @@ class RecordStream {
 /// Trainer::batches.
 template <class S = Example> class StreamingDataset : public Dataset<S> {
  public:
-  /// Makes a sample from a record. May draw random numbers; under a DataLoader they depend only on (seed, epoch,
-  /// record).
+  /// Makes a sample from a record. May draw random numbers; in a DataLoader they depend on (seed, epoch, record).
   using Parse = std::function<S(const Record& record)>;
   /// `parse` must be thread-safe.
   StreamingDataset(std::shared_ptr<RecordStream> records, Parse parse)
@@ -96,8 +95,7 @@ template <class S = Example> class StreamingDataset : public Dataset<S> {
   int64_t size() const override { return endless_samples; }
   S get(int64_t index) const override { return parse_(records_->get(index)); }
   RecordStream& records() const { return *records_; }  ///< the records from which samples are made
-  /// Records number * run to (number + 1) * run - 1, as one batch. Random numbers drawn by parse depend on (seed,
-  /// record).
+  /// Records number * run to (number + 1) * run - 1, as one batch. Random numbers of parse depend on (seed, record).
   S micro_batch(int64_t number) const requires requires(std::vector<S> samples) { S(collate(samples)); }
   {
     std::vector<S> samples;

@@ -57,8 +57,7 @@ Directory find_directory(Bytes file, const std::string& origin) {
   return found;
 }
 
-/// A value that did not fit in 32 bits is stored as 0xffffffff. Replaces each of these by the next value of the zip64
-/// field.
+/// A value above 32 bits is stored as 0xffffffff. Replaces each of these by the next value of the zip64 field.
 void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::string& where) {
   const auto missing = size_t(std::count_if(values.begin(), values.end(), [](auto* v) { return *v == wide_mark; }));
   if (missing == 0) return;

@@ -39,8 +39,7 @@ StepPhase part_of(const TraceEvent& e) {
   }
 }
 
-/// Reads a .jsonl file. A last line without newline, cut short by a kill, gives a warning; any other bad line is an
-/// Error.
+/// Reads a .jsonl file. A last line without newline, cut short by a kill, gives a warning; other bad lines an Error.
 std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& warnings) {
   std::vector<Json> all;
   const auto file = data::MappedFile::open(path);

@@ -46,8 +46,7 @@ void give_seconds(engine::ModelShape& model, double flops, double backward = 2);
 void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks);
 /// Measures the bytes/s that an optimizer's step reads and writes, on `ranks` threads at once.
 double measure_memory(int ranks);
-/// Measures latency and bandwidth between ranks on this machine: a line fitted to the times of all-reduces of several
-/// sizes.
+/// Measures latency and bandwidth between ranks on this machine: a line fitted to all-reduces of several sizes.
 dist::NetworkLink measure_link(int ranks);
 /// Sets the layers' seconds from a traced run of the model `traced`, in proportion to FLOPs. batch: how many samples a
 /// micro-batch of that run had. Returns bytes/s, as measure_memory() does. Error without traces of steps.

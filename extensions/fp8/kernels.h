@@ -17,8 +17,7 @@ using ReadFp8 = void(const Tensor& codes, Fp8Format format, Tensor& out);
 struct Fp8Formats {
   Fp8Format a, b;
 };
-/// out (M, N) = (a a_scale) (b b_scale)^T + bias. Returns false, and writes nothing, if the device cannot multiply
-/// 8-bit floats.
+/// out (M, N) = (a a_scale) (b b_scale)^T + bias. Returns false if the device cannot multiply 8-bit floats.
 using MatmulFp8 = bool(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
                        Fp8Formats formats, const Tensor& bias, Tensor& out);
 

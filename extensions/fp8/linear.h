@@ -28,8 +28,7 @@ struct Fp8Scales : nn::Arithmetic {
   bool notes = true;  ///< true: the forward pass records amax, too; the backward pass always does
   const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 
-  /// True if x is f16 or bf16 or Autocast is on, and if the number of rows of x and both sizes of w are multiples of
-  /// fp8_multiple.
+  /// True if x is f16 or bf16 or Autocast is on, and the rows of x and both sizes of w are multiples of fp8_multiple.
   bool takes(const Variable& x, const Variable& weight) const override;
   /// Calls linear_fp8(), with `notes` set to product.training: only products in training record amax in forward.
   Variable linear(const nn::Product& product, const Ranks& ranks) override;

@@ -1,5 +1,4 @@
-// The section "fp8" of the configuration file, and the object by which an engine updates and saves the scales. See
-// section.h.
+// The section "fp8" of the configuration file, and the object by which an engine updates and saves the scales.
 #include "extensions/fp8/section.h"
 
 #include "engine/engine.h"

@@ -23,8 +23,7 @@ std::vector<Generated> generate(GPT& model, std::span<const std::vector<int64_t>
 /// Continues one prompt once.
 Generated generate(GPT& model, const std::vector<int64_t>& prompt, const Generation& generation = {});
 
-/// Interface of objects that generate as generate() does, such as a train::ModelRunner that runs a model on several
-/// ranks.
+/// Interface of objects that generate as generate() does, such as a train::ModelRunner on several ranks.
 class Generates {
  public:
   virtual ~Generates() = default;

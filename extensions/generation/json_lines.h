@@ -1,6 +1,5 @@
 #pragma once
-// JSON Lines (jsonlines.org): one JSON value per line. Files are mapped and read line by line, so they may be of any
-// size.
+// JSON Lines (jsonlines.org): one JSON value per line. Files are mapped and read by line, so they may have any size.
 #include <memory>
 #include <optional>
 #include <string>

@@ -16,8 +16,7 @@
 
 namespace lockstep::train {
 
-/// Arguments of a training run. A `deepspeed` file must have the same values or "auto"; one Error lists all
-/// differences.
+/// Arguments of a training run. A `deepspeed` file must have the same values or "auto"; an Error lists all differences.
 struct TrainingArguments {
   std::string output_dir = {};  ///< if it already holds a run, resume_from_checkpoint is required
   int64_t per_device_train_batch_size = 8, per_device_eval_batch_size = 8, gradient_accumulation_steps = 1;

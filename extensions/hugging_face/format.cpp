@@ -1,5 +1,4 @@
-// Hugging Face folders as a model format of the programs: for --init, --export and --tokenizer, and for commands that
-// take a folder. See format.h.
+// Hugging Face folders in the programs: for --init, --export, --tokenizer, and commands that take a folder.
 #include "extensions/hugging_face/format.h"
 
 #include <filesystem>

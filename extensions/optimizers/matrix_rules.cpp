@@ -1,5 +1,4 @@
-// LAMB scales the step by a ratio of norms, Muon orthogonalises it, Adafactor keeps averages of rows and columns. See
-// matrix_rules.h.
+// LAMB scales the step by a ratio of norms, Muon orthogonalises it, Adafactor keeps averages of rows and columns.
 #include "extensions/optimizers/matrix_rules.h"
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// Reads the key "sparse_attention", and sets the layout in models: in an engine's model, and in one loaded from a run.
-// See section.h.
+// Reads the key "sparse_attention", and sets the layout in an engine's model and in one loaded from a run.
 #include "extensions/sparse_attention/section.h"
 
 #include <algorithm>

@@ -183,7 +183,7 @@ void add_mask(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_
   }
 }
 
-/// values: a row for query i, with a value for each key j0, j0 + 1, ... Sets those before the query's window to `hidden`.
+/// values: a row of query i, for the keys j0, j0 + 1, ... Sets those before the query's window to `hidden`.
 template <class A> void hide_before(const AttentionPlan& plan, int64_t i, int64_t j0, A hidden, A* values) {
   if (const int64_t count = plan.first_key(i) - j0; count > 0) std::fill_n(values, std::min(count, tile_keys), hidden);
 }

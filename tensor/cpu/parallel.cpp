@@ -1,5 +1,4 @@
-// Threads by OpenMP. ThreadSanitizer cannot see into OpenMP's runtime, so its build starts plain threads. See
-// parallel.h.
+// Threads by OpenMP. ThreadSanitizer cannot see into OpenMP's runtime, so its build starts plain threads.
 #include "tensor/cpu/parallel.h"
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,5 +1,4 @@
-// Operations along one dim in which the order of elements matters: arg max, sort, top k. Sorting compares keys, see
-// tensor/sort_key.h.
+// Operations along a dim in which the order of elements matters: arg max, sort, top k. Keys: tensor/sort_key.h.
 #include <vector>
 
 #include "tensor/cpu/lanes.h"

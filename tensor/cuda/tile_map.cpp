@@ -1,5 +1,4 @@
-// A function of the driver encodes TMA descriptors. Its address is looked up at run time: a program linked to libcuda
-// would not start on a machine without a driver.
+// The driver encodes TMA descriptors. It is looked up at run time, so that programs start on machines without a driver.
 #include "tensor/cuda/tile_map.h"
 
 #include <cuda_runtime_api.h>

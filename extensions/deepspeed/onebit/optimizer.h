@@ -154,8 +154,7 @@ class OneBitOptimizer : public optim::Optimizer, public engine::Exchanging {
   Volume volume_;
 };
 
-/// The 1-bit optimizer of an engine; null with other optimizers. With 0/1 Adam, call its synchronize() before
-/// evaluating.
+/// The 1-bit optimizer of an engine; null with other optimizers. With 0/1 Adam, synchronize() before evaluating.
 OneBitOptimizer* optimizer_of(const engine::EngineBase& engine);
 
 }  // namespace lockstep::onebit

@@ -1,5 +1,4 @@
-// `lockstep verify`: runs one training program under several parallel plans, and compares the bits of every parameter
-// after every step.
+// `lockstep verify`: runs a program under several parallel plans, and compares all parameters' bits after every step.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The kernels for quantized weights, once for each instruction set. All of them are compiled, whatever processor the
-// rest of the library is built for.
+// The kernels for quantized weights, compiled for every instruction set, whatever the rest of the library is built for.
 #include <algorithm>
 #include <bit>
 #include <cmath>
