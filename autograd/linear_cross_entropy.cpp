@@ -62,6 +62,7 @@ struct ByRows {
         of(losses).copy_(cross_entropy_rows(logits, of(index), class_weight, args).loss);
         continue;
       }
+      // From here on `logits` holds their gradient.
       cross_entropy_rows_into(of(losses), of(upstream), logits, of(index), class_weight, args);
       if (grad_x.defined()) matmul_into(of(grad_x), logits, weight);
       if (grad_w.defined()) matmul_into(grad_w, logits.t(), of(x), row > 0);
@@ -89,8 +90,8 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
                  "] expected class indices i64 ", without_last(x.shape()), " for x ", x.shape(), ", got ",
                  target.dtype(), " ", target.shape(), "; probabilities need cross_entropy(linear(x, weight), target)");
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.shape() == Shape{weight.size(0)}, "[", op,
-                 "] expected a weight of shape ", Shape{weight.size(0)}, ", one for each class, got ",
-                 options.weight.shape());
+                 "] expected class weights of shape ", Shape{weight.size(0)}, ", got ", options.weight.shape(),
+                 "; correct them");
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.dtype() == x.dtype() || Autocast::enabled(), "[", op,
                  "] expected class weights in ", x.dtype(), ", got ", options.weight.dtype(), "; use .to(dtype)");
   LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op,

@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8: characters of a text, which may contain any bytes.
+// Decodes and writes UTF-8. A text may contain any bytes.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -17,7 +17,7 @@ struct Char {
 /// Decodes the character that starts at text[at].
 Char decode_utf8(std::string_view text, size_t at);
 /// For invalid UTF-8 at text[at]: the number of bytes there that begin a character but do not complete it, or 0. If the
-/// text ends after them, more text may complete the character. Otherwise one U+FFFD replaces them.
+/// text ends after them, more text may complete the character; otherwise they are to be replaced by one U+FFFD.
 size_t utf8_begun(std::string_view text, size_t at);
 /// Appends a code point as UTF-8.
 void append_utf8(std::string& out, uint32_t code);

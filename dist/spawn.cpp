@@ -117,7 +117,7 @@ std::string end_of(int status) {
 
 class Children {
  public:
-  ~Children() {  // used if start() throws
+  ~Children() {  // closes the pipes; children are left only if start() or wait() threw
     for (const Child& c : children)
       if (c.pid > 0) kill(c.pid, SIGKILL);
     for (const Child& c : children)

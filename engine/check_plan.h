@@ -20,7 +20,7 @@ void check_plan(const Config& config, const parallel::Plan& plan, const parallel
 /// The reasons of reasons_against() that concern the optimizer; they do not depend on sizes.
 std::vector<std::string> optimizer_reasons(const Config& config, const parallel::Plan& plan,
                                            const std::string& optimizer = "");
-/// A warning for each key in the file that the optimizer ignores.
+/// A warning for each key of `config` that the optimizer ignores.
 std::vector<std::string> optimizer_warnings(const Config& config, const std::string& optimizer = "");
 
 }  // namespace lockstep::engine

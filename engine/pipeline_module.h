@@ -15,7 +15,7 @@ namespace lockstep::engine {
 
 /// A model or a list of layers, and how it is distributed over pipeline stages.
 struct PipelineModule {
-  /// A model. Pipeline stages divide its layers(). If loss_fn is empty, the loss of layers() is used.
+  /// A model, whose layers() are divided among the stages. Without loss_fn, the loss that layers() returns is used.
   std::shared_ptr<nn::Module> model = {};
   std::vector<pipeline::LayerSpec> layers = {};  ///< list of layers, given instead of a model
   /// Computes the mean loss of a micro-batch from its outputs and targets.

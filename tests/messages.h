@@ -1,5 +1,5 @@
 #pragma once
-// Errors as text.
+// Checks what the messages of errors say.
 #include <doctest/doctest.h>
 
 #include <functional>

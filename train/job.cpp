@@ -280,8 +280,9 @@ void start(const TrainOptions& options, const std::string& identity, const Body&
     try {
       body(job);
     } catch (const Performed&) { return; }
-    LOCKSTEP_CHECK(!action, "the program ended without creating a train::Trainer or calling train::prepare, which ",
-                   action->what, "; call one of them before the end");
+    LOCKSTEP_CHECK(!action,
+                   "the program ended without creating a train::Trainer or calling train::prepare(), and so did not ",
+                   action->what, "; do one of them before the end");
   });
 }
 

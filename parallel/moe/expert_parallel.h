@@ -1,5 +1,5 @@
 #pragma once
-// Expert parallelism, combined with data parallelism. 8 ranks, 4 of which share the experts (DeepSpeed's ep_size):
+// Expert parallelism, combined with data parallelism. 8 ranks, every 4 of which share experts (DeepSpeed's ep_size):
 //
 //   rank                  0 1 2 3   4 5 6 7
 //   expert groups        [0 1 2 3] [4 5 6 7]     all-to-all inside; ranks 0 and 4 hold experts 0 .. E/4 - 1

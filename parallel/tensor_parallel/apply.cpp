@@ -23,7 +23,7 @@ namespace lockstep::tensor_parallel {
 namespace {
 
 using Kind = nn::Cut::Kind;
-using Tensors = const Variable&;
+using Input = const Variable&;
 
 bool glob(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
@@ -179,7 +179,7 @@ class Application {
     for (const auto& s : shards_) {
       if (s.parameter.impl().get() != key) continue;
       LOCKSTEP_CHECK(s.cut == cut, "[tensor_parallel] ", s.name, " is also ", name,
-                     ", which would be cut otherwise; give both the same cut");
+                     ", which would be cut differently; give both the same cut");
       return;
     }
     shards_.push_back({name, parameter, std::move(cut)});
@@ -261,8 +261,8 @@ class Application {
           const int64_t vocab = head->weight.size(0);
           replace(name, head->attached.place, column_product());
           replace(name, head->gather,
-                  [vocab, &group = group_](Tensors scores) { return gather_logits(scores, vocab, group); });
-          replace(name, head->entropy, [vocab, &group = group_](Tensors scores, const Tensor& targets) {
+                  [vocab, &group = group_](Input scores) { return gather_logits(scores, vocab, group); });
+          replace(name, head->entropy, [vocab, &group = group_](Input scores, const Tensor& targets) {
             return vocab_parallel_cross_entropy(scores, targets, vocab, group);
           });
           return shard_weight(cut, name, head->weight, head->attached.store.get());
@@ -271,7 +271,7 @@ class Application {
         LOCKSTEP_CHECK(table->padding_index < 0, "[tensor_parallel] ", quoted(name),
                        ": expected an embedding without a padding row, got ", table->padding_index,
                        "; leave out padding_index");
-        replace(name, table->lookup, [vocab = table->weight.size(0), &group = group_](Tensors w, const Tensor& index) {
+        replace(name, table->lookup, [vocab = table->weight.size(0), &group = group_](Input w, const Tensor& index) {
           return vocab_parallel_embedding(w, index, vocab, group);
         });
         return shard(cut, nn::joined(name, "weight"), table->weight);
@@ -283,7 +283,7 @@ class Application {
     }
   }
 
-  void sequence(nn::Module& m, const std::string& name, bool enters, bool scatters) {
+  void sequence(nn::Module& m, const std::string& name, bool from_full, bool to_full) {
     if (!options_.sequence) return;
     for (auto& p : m.named_parameters()) {
       if (!summed_.insert(p.variable.impl().get()).second) continue;
@@ -300,14 +300,14 @@ class Application {
           p.requires_grad_(trained);
         });
     }
-    changes_.push_back([&m, enters, scatters, n = n_, &group = group_] {
+    changes_.push_back([&m, from_full, to_full, n = n_, &group = group_] {
       m.apply([&](nn::Module& inner) { inner.sharded({.dim = along_sequence, .index = group.rank(), .count = n}); });
-      if (!enters && !scatters) return;
-      m.wrap_call([enters, scatters, &group](const std::vector<Variable>& inputs, const auto& run) {
+      if (!from_full && !to_full) return;
+      m.wrap_call([from_full, to_full, &group](const std::vector<Variable>& inputs, const auto& run) {
         std::vector<Variable> in = inputs;
-        if (enters) in.at(0) = scatter_to(in.at(0), along_sequence, group);
+        if (from_full) in.at(0) = scatter_to(in.at(0), along_sequence, group);
         std::vector<Variable> out = run(in);
-        if (scatters) out.at(0) = gather_from(out.at(0), along_sequence, group);
+        if (to_full) out.at(0) = gather_from(out.at(0), along_sequence, group);
         return out;
       });
     });

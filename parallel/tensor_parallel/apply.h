@@ -19,7 +19,7 @@
 
 namespace lockstep::tensor_parallel {
 
-/// Says how a module is sharded over the ranks, if the model's fields() do not say it, or to override fields().
+/// How to shard a module over the ranks. Rules count before what the model's fields() say.
 struct Rule {
   /// A module's name or its last components ("mlp.up"); * matches any characters. With cut::features it may also be the
   /// name of a parameter. The first rule that matches a name counts.

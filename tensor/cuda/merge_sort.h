@@ -21,7 +21,7 @@ struct SortLines {
   int64_t lines, n;
 };
 
-/// True if entry `at` is the first with its key. The key ~0 marks entries that sums leave out.
+/// True if entry `at` is the first with its key. The key ~0 marks an entry without a place to add to.
 template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
   return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
 }

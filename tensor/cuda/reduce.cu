@@ -36,7 +36,7 @@ struct Reduction {
   bool is_line;            // true: all elements of an output lie along one dim, and can be read in whole vectors
   int64_t outputs, items;  // items: vectors, or rows, that are reduced to one output
   int64_t chunk, chunks;   // chunk: items of a chunk
-  int shared;              // threads per output and chunk; along a kept dim, threads across the columns
+  int shared;              // threads that add up one chunk of an output; if `lanes` is a kept dim: columns of a block
   int block;               // threads of a block
   bool finite_centers;     // true: use 0 for a center that is not finite
   const double* centers;   // one center for each output, or null

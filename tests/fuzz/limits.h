@@ -54,7 +54,7 @@ class Limits {
   const double seconds_, start_;
 };
 
-/// Calls read(kind, text) with the first byte and the rest of an input, within the limits; an Error is right, too.
+/// Calls read(kind, text) with the first byte and the rest of an input, within the limits. It may throw an Error.
 inline int read_as(const uint8_t* data, size_t size, void (*read)(char kind, std::string_view text)) {
   if (size == 0) return 0;
   const Limits limits(size);

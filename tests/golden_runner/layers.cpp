@@ -28,7 +28,7 @@ std::unique_ptr<Module> batch_norm(const Case& c, bool two) {
   return two ? make<BatchNorm2d>(o) : make<BatchNorm1d>(o);
 }
 
-/// If a layer takes one input, several inputs are separate calls; returns the last result.
+/// Calls a layer; one that takes a single input is called once for each. Returns the last result.
 Variable call_layer(Module& layer, const std::vector<Variable>& in) {
   const auto& calls = of_extensions().calls;
   if (const auto own = calls.find(layer.kind()); own != calls.end()) return own->second(layer, in);

@@ -35,7 +35,7 @@ std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
   return randint(0, 61, {count}).to_vector<int64_t>();
 }
 
-/// Logits of all positions when the prompt is fed to the cache in pieces.
+/// Logits after each piece when the prompt is fed to the cache in pieces.
 Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std::optional<DType> dtype = {}) {
   std::vector<KvCache> cache(model.blocks.size(), KvCache{.dtype = dtype});
   std::vector<Tensor> rows;
@@ -104,7 +104,7 @@ TEST_CASE("process_logits: each rule") {
                  "[generate] logits of token 1 are not numbers"));
 }
 
-TEST_CASE("distribution: large vocabularies need no sort, and a draw is the place of u in it") {
+TEST_CASE("distribution: a draw from a large vocabulary is the place of u in the sorted distribution") {
   manual_seed(8);
   const std::vector<double> scores = mul_scalar(randn({128'256}, {.dtype = f64}), 2.5).to_vector<double>();
   struct Row {

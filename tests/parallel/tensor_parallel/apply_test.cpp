@@ -337,7 +337,7 @@ TEST_CASE("invalid plans: an Error on all ranks, and nothing is changed") {
     CHECK_ERROR(tp::apply(shared, g, {.rules = {{"0", cut::columns}}}),
                 "0.weight is also 1.weight: a parameter shared by several modules must be cut in all of them");
     CHECK_ERROR(tp::apply(shared, g, {.rules = {{"0", cut::columns}, {"1", cut::rows}}}),
-                "0.weight is also 1.weight, which would be cut otherwise");
+                "0.weight is also 1.weight, which would be cut differently");
     nn::Sequential padded(nn::Embedding({.num = 8, .dim = 4, .padding_index = 2}));
     CHECK_ERROR(tp::apply(padded, g, {.rules = {{"0", cut::rows_of_vocabulary}}}),
                 "expected an embedding without a padding row, got 2");
