@@ -141,7 +141,9 @@ TEST_CASE("group 12: one collective more at the end") {
     for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
     if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
   });
-  CHECK(texts[0] == "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); ranks 1, 2 have left after seq 8");
+  CHECK(texts[0] ==
+        "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); ranks 1, 2 have left after seq 8; all ranks must make the "
+        "same calls");
 }
 
 TEST_CASE("group 13: ranks that wait for each other") {
