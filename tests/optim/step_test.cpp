@@ -81,3 +81,17 @@ TEST_CASE("adam and sgd write a rounded copy, and take 16-bit gradients") {
     }
   }
 }
+
+TEST_CASE("optimizer kernels round each product before they add it, so that all processors have the same bits") {
+  Tensor p = random_values({1000}, f32, 1), none;
+  const Tensor grad = random_values({1000}, f32, 2);
+  std::vector<float> expected = p.to_vector<float>();
+  const std::vector<float> grads = grad.to_vector<float>();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const volatile float step = grads[i] * 0.1f;  // volatile: this test is compiled with fused multiply-add
+    expected[i] -= step;
+  }
+  kernels::sgd(default_device(), p, grad, none, none,
+               {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
+  CHECK(p.to_vector<float>() == expected);
+}
