@@ -94,7 +94,7 @@ def job(d, name, flooded):
     flooders = [subprocess.Popen([sys.executable, "-c", FLOODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(FLOODERS if flooded else 0)]
     process = subprocess.Popen([str(word) for word in (APPS / "lockstep", "run", "-n", RANKS, "--master-port", port, "--", "sh", "-c", late, "sh", *gpt)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                env={**kept, "OMP_NUM_THREADS": "1", "LOCKSTEP_TRANSPORT": "tcp", "LOCKSTEP_TEST_MARK": mark.split("=")[1]})
-    start, began, reported, floods = time.monotonic(), None, set(), True
+    start, began, reported, ports, floods = time.monotonic(), None, set(), set(), True
     while process.poll() is None and time.monotonic() - start < 600:
         now = time.monotonic()
         if began is None and first_step(d / name):
@@ -106,6 +106,7 @@ def job(d, name, flooded):
         targets = ports_of(mark) if floods else reported
         if targets != reported:
             reported = targets
+            ports |= targets
             for flooder in flooders:
                 flooder.stdin.write((" ".join(map(str, sorted(targets))) + "\n").encode())
                 flooder.stdin.flush()
@@ -123,7 +124,7 @@ def job(d, name, flooded):
     check(f"{name}: the job trains to its end", code == 0 and began, log.read()[-4000:])
     check(f"{name}: it trained as long as that", began and time.monotonic() - began > SECONDS, STEPS)
     begin = (began or time.monotonic()) - start - SECONDS
-    return begin, made / (begin + 2 * SECONDS), len(reported)
+    return begin, made / (begin + 2 * SECONDS), len(ports)
 
 
 with tempfile.TemporaryDirectory() as folder:
