@@ -1,7 +1,7 @@
 // Mapped files, and files that change while they are mapped: see files.h.
 //
 // If a mapped file shrinks, a read past its new end raises SIGBUS, which would kill the process without a message. Our
-// handler maps zeros there instead: the read continues, and check() reports the change. So it is if a disk fails.
+// handler maps zeros there instead: the read continues, and check() reports the change, or a failed disk.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>

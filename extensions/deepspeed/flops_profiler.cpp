@@ -57,7 +57,7 @@ void FlopsProfiler::enter(size_t row) {
 
 void FlopsProfiler::leave(size_t row) {
   if (!running_) return;
-  // No hook runs at the end of a forward() whose result holds no Variables. It counts as running until its parent ends.
+  // No hook sees the end of a forward() without Variables in its result: such a module counts until its parent ends.
   while (!open_.empty()) {
     const Open ended = open_.back();
     open_.pop_back();
