@@ -1,12 +1,11 @@
 // Building a stage: checks, agreement between ranks, and the plan of units and shards.
-#include "zero/sharded_optimizer.h"
-
 #include <algorithm>
 
 #include "base/suggest.h"
 #include "nn/init.h"
 #include "tensor/ops.h"
 #include "zero/gather.h"
+#include "zero/offload/tiles.h"
 #include "zero/units.h"
 
 namespace lockstep::zero {
@@ -169,15 +168,6 @@ void Stage::plan() {
       if (units.back().trains && piece.range.size() > 0) units.back().pieces.push_back(piece);
     }
   }
-}
-
-bool Stage::is_collected(const Unit& unit) const {
-  const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
-  return !device.is_cpu() && is_double == of_double && options.offload_optimizer.device == Offload::none &&
-         options.offload_param.device == Offload::none &&
-         std::all_of(unit.pieces.begin(), unit.pieces.end(), [&](const OwnedPiece& piece) {
-           return parameters[piece.parameter].optimizer->can_be_collected();
-         });
 }
 
 dist::Work Stage::all_gather(const Unit& unit, const Tensor& own_shard) const {
