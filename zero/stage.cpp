@@ -13,6 +13,7 @@ Stage::~Stage() = default;
 void Stage::build() {
   agree();
   plan();
+  find_homes();
   if (options.stage == 3) gathers_ = std::make_unique<Gather>(*this);
   tiles_ = std::make_unique<Tiles>(*this);
   for (Unit& unit : units) allocate(unit);

@@ -170,16 +170,16 @@ class Stage : public parallel::Reducer::Policy {
   void load_numbers(const std::map<std::string, double>& numbers);  ///< see Zero::load_numbers()
   void loaded(bool masters);                                        ///< see Zero::loaded()
 
-  // What distinguishes the stages: weight(), gather_weights(), allocate(), and of the reducer's policy memory(), start()
-  // and pass().
+  // Six functions distinguish the stages: weight(), gather_weights() and allocate(), and of the reducer's policy
+  // memory(), start() and pass().
   virtual Tensor weight(const Unit& unit, const OwnedPiece& piece);  ///< the parameter's elements of a piece, flat
   virtual void gather_weights(Unit&) {}                              ///< starts to share an updated unit
 
  protected:
   virtual void allocate(Unit& unit);  ///< moves the parameters of a unit to their memory
   Tensor memory(size_t unit) override;
-  /// Begins to sum a unit's gradients over ranks (in stage 0 by all_reduce). Returns a function that waits until the sum
-  /// is in unit.grad_shard.
+  /// Begins to sum a unit's gradients over ranks (in stage 0 by all_reduce). Returns a function that waits until the
+  /// sum is in unit.grad_shard.
   std::function<void()> start(size_t unit, const Tensor& sum) override;
 
   static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
@@ -195,6 +195,7 @@ class Stage : public parallel::Reducer::Policy {
   void check_experts() const;
   void agree();
   void plan();
+  void find_homes();
 
   void listen();
 

@@ -1,5 +1,5 @@
-// State seen from outside of the update. For checkpoints it is pieces of tensors, and single numbers such as step counts,
-// each with a name. f32 master copies of 16-bit parameters follow what other code writes to the parameters.
+// State outside of the update. Checkpoints see pieces of tensors, and single numbers such as step counts, each with a
+// name. f32 master copies of 16-bit parameters follow what other code writes to the parameters.
 #include "tensor/ops.h"
 #include "zero/gather.h"
 #include "zero/offload/tiles.h"
@@ -35,8 +35,8 @@ std::map<std::string, DType> Stage::keys_of(const Parameter& p) {
   return keys;
 }
 
-/// The optimizer's state for a piece, as flat tensors by name; writes to them change the state. Before the first step it
-/// is empty, unless `create_missing` is true: then missing state is first created as zeros.
+/// The optimizer's state for a piece, as flat tensors by name; writes to them change the state. Before the first step
+/// it is empty, unless `create_missing` is true: then missing state is first created as zeros.
 std::map<std::string, Tensor> Stage::state_of(const Unit& unit, OwnedPiece& piece, bool create_missing) {
   const Parameter& p = parameters[piece.parameter];
   const bool in_file = piece.home == Offload::nvme, made = create_missing && piece.keys.empty();
@@ -76,8 +76,8 @@ void Stage::update_master_copies() {
   see();
 }
 
-/// Counts an update of the parameters for which updated[i] is true. Gives the storages of all trained ones new versions,
-/// so that a later write by anything but step() can be noticed.
+/// Counts an update of the parameters for which updated[i] is true. Gives all storages that are trained new versions, so
+/// that a later write by anything but step() can be noticed.
 void Stage::written(const std::vector<bool>& updated) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& p = parameters[i];

@@ -34,7 +34,6 @@ int64_t tile_size(const Stage& s, const Unit& unit) {
 
 Tiles::Tiles(Stage& stage) : s_(stage), regions_(stage.units.size()), tiles_(stage.units.size()) {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
-  find_homes();
   int64_t bytes = 0;
   for (const Unit& unit : s_.units) bytes = plan_regions(unit, bytes);
   s_.on_files([&] {
@@ -49,33 +48,6 @@ Tiles::Tiles(Stage& stage) : s_(stage), regions_(stage.units.size()), tiles_(sta
     queue_.emplace(s_.options.aio);
     ring_.emplace(*queue_, o, largest);
   });
-}
-
-/// Chooses the pieces whose state is offloaded: the first ones, up to offload_optimizer.ratio of all elements. Splits
-/// the piece at this limit in two, at a multiple of norm_block elements, unless its optimizer needs whole parameters.
-void Tiles::find_homes() {
-  const OffloadOptimizer& o = s_.options.offload_optimizer;
-  if (o.device == Offload::none) return;
-  int64_t all = 0;
-  for (const Unit& unit : s_.units)
-    for (const OwnedPiece& piece : unit.pieces) all += piece.range.size();
-  auto wanted = int64_t(o.ratio * double(all) + 0.5);
-  for (Unit& unit : s_.units) {
-    std::vector<OwnedPiece> pieces;
-    for (const OwnedPiece& full : unit.pieces) {
-      const auto [begin, end] = full.range;
-      const int64_t n = end - begin;
-      int64_t first = std::min(n, wanted);
-      if (first < n) {
-        first = (first + norm_block / 2) / norm_block * norm_block;
-        if (first > n || !s_.parameters[full.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
-      }
-      wanted = std::max(int64_t(0), wanted - first);
-      if (first > 0) pieces.push_back({full.parameter, {begin, begin + first}, full.at, o.device});
-      if (first < n) pieces.push_back({full.parameter, {begin + first, end}, full.at + first});
-    }
-    unit.pieces = std::move(pieces);
-  }
 }
 
 /// Places the unit's regions in the file from offset `end` on, and returns where they end.
@@ -108,7 +80,7 @@ std::vector<Tiles::Tile> Tiles::tiles_of(Unit& unit, const std::vector<bool>& us
   std::vector<Tile> tiles;
   for (int64_t begin = 0; begin < unit.layout.shard; begin += step) {
     Tile tile{.range = {begin, std::min(begin + step, unit.layout.shard)}};
-    bool has_state = false, all_rounded = size_of(unit.dtype) == 2;
+    bool has_state = false, all_rounded = !is_wide(unit.dtype);
     for (OwnedPiece& piece : unit.pieces) {
       const dist::Range elements{std::max(piece.at, begin), std::min(piece.at + piece.range.size(), tile.range.end)};
       if (elements.begin >= elements.end) continue;
@@ -145,7 +117,7 @@ void Tiles::begin(const std::vector<bool>& used) {
 void Tiles::each(Unit& unit, const std::function<void(TilePart&)>& fn) {
   for (Tile& tile : tiles_[unit.number]) {
     if (tile.bytes > 0) s_.on_files([&] { tile.buffer = ring_->load(); });
-    for (TilePart part : tile.parts) {
+    for (TilePart part : tile.parts) {  // a copy, so that no tensor outlives the update
       OwnedPiece& piece = part.piece;
       const Parameter& p = s_.parameters[piece.parameter];
       const Tensor weight = place(tile, part, own_region);
@@ -155,8 +127,18 @@ void Tiles::each(Unit& unit, const std::function<void(TilePart&)>& fn) {
       fn(part);
       if (part.weight.storage() != weight.storage()) weight.copy_(part.weight);
       const MemoryScope scope(piece.memory());
-      for (const auto& [key, tensor] : part.state.tensors)
-        if (tensor.defined()) keep(tile, part, key, tensor);
+      for (const auto& [key, tensor] : part.state.tensors) {
+        if (!tensor.defined()) continue;
+        Tensor& all = piece.state[key];  // stays undefined for state in the file
+        if (piece.home != Offload::nvme && !all.defined()) {
+          const int64_t n = piece.range.size();
+          all = part.elements.size() == n ? flat(tensor)
+                                          : zeros({n}, {.dtype = tensor.dtype(), .device = tensor.device()});
+          all.storage()->book_as(piece.memory());
+        }
+        const Tensor kept = place(tile, part, key);
+        if (kept.storage() != tensor.storage()) kept.copy_(flat(tensor));  // else it was updated in its place
+      }
     }
     if (tile.bytes > 0) s_.on_files([&] { ring_->store(); });
   }
@@ -168,8 +150,8 @@ void Tiles::end() {
   if (ring_) s_.on_files([&] { ring_->end(); });
 }
 
-/// The part's elements of the parameter (own_region) or of a state tensor, in memory or in the tile's buffer. State with
-/// one number per block of elements, as scales of 8-bit states, comes as it is: such a piece is never divided.
+/// The part's elements of the parameter (own_region) or of a state tensor, in memory or in the tile's buffer. State
+/// with one number per block of elements, as scales of 8-bit states, comes as it is: such a piece is never divided.
 Tensor Tiles::place(const Tile& tile, const TilePart& part, const std::string& key) const {
   const OwnedPiece& piece = part.piece;
   const Parameter& p = s_.parameters[piece.parameter];
@@ -186,22 +168,6 @@ Tensor Tiles::place(const Tile& tile, const TilePart& part, const std::string& k
   const DType dtype = stored_dtype(key, p.variable.dtype());
   const int64_t first = found->second / size_of(dtype) + part.elements.begin - tile.range.begin;
   return Tensor(tile.buffer.storage(), first, {n}, {1}, dtype);
-}
-
-/// Stores a state tensor of a part after its update.
-void Tiles::keep(const Tile& tile, const TilePart& part, const std::string& key, const Tensor& tensor) const {
-  OwnedPiece& piece = part.piece;
-  Tensor& all = piece.state[key];  // stays undefined for state in the file
-  const bool in_memory = piece.home != Offload::nvme;
-  if (in_memory && part.elements.size() == piece.range.size()) {
-    tensor.storage()->book_as(piece.memory());
-    all = flat(tensor);
-    return;
-  }
-  if (in_memory && !all.defined())
-    all = zeros({piece.range.size()}, {.dtype = tensor.dtype(), .device = tensor.device()});
-  const Tensor kept = place(tile, part, key);
-  if (kept.storage() != tensor.storage()) kept.copy_(flat(tensor));  // else it was updated in its place
 }
 
 Tensor Tiles::mapped(const Unit& unit, const OwnedPiece& piece, const std::string& key) const {

@@ -31,7 +31,7 @@ struct TilePart {
 /// The tiles of all units, and the file for state.
 class Tiles {
  public:
-  /// Divides the pieces into offloaded ones and others, by offload_optimizer.ratio. Creates the file for nvme.
+  /// Creates the file if pieces have their home there.
   explicit Tiles(Stage& stage);
   /// Begins an update of the parameters for which used[i] is true: cuts the tiles, and starts the first reads.
   void begin(const std::vector<bool>& used);
@@ -51,11 +51,9 @@ class Tiles {
     std::map<std::string, int64_t> at = {};  // offset of each region's bytes in the buffer
     Tensor buffer = {};                      // holds its bytes during each()
   };
-  void find_homes();
   int64_t plan_regions(const Unit& unit, int64_t end);
   std::vector<Tile> tiles_of(Unit& unit, const std::vector<bool>& used) const;
   Tensor place(const Tile& tile, const TilePart& part, const std::string& key) const;
-  void keep(const Tile& tile, const TilePart& part, const std::string& key, const Tensor& tensor) const;
 
   Stage& s_;
   // By unit: offset of each region. "" names the region of parameters, in ShardStore's file; all others are names of
