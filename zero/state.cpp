@@ -76,8 +76,8 @@ void Stage::update_master_copies() {
   see();
 }
 
-/// Counts an update of the parameters for which updated[i] is true. Gives all storages that are trained new versions, so
-/// that a later write by anything but step() can be noticed.
+/// Counts an update of the parameters for which updated[i] is true. Gives the storages of trained parameters new
+/// versions, so that a later write by anything but step() can be noticed.
 void Stage::written(const std::vector<bool>& updated) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& p = parameters[i];
