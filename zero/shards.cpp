@@ -1,12 +1,11 @@
 // Building a stage: checks, agreement between ranks, and the plan of units and shards.
-#include "zero/sharded_optimizer.h"
-
 #include <algorithm>
 
 #include "base/suggest.h"
 #include "nn/init.h"
 #include "tensor/ops.h"
 #include "zero/gather.h"
+#include "zero/offload/tiles.h"
 #include "zero/units.h"
 
 namespace lockstep::zero {
@@ -171,13 +170,31 @@ void Stage::plan() {
   }
 }
 
-bool Stage::is_collected(const Unit& unit) const {
-  const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
-  return !device.is_cpu() && is_double == of_double && options.offload_optimizer.device == Offload::none &&
-         options.offload_param.device == Offload::none &&
-         std::all_of(unit.pieces.begin(), unit.pieces.end(), [&](const OwnedPiece& piece) {
-           return parameters[piece.parameter].optimizer->can_be_collected();
-         });
+/// Chooses the pieces whose state is offloaded: the first ones, up to offload_optimizer.ratio of all elements. Splits
+/// the piece at this limit in two, at a multiple of norm_block elements, unless its optimizer needs whole parameters.
+void Stage::find_homes() {
+  const OffloadOptimizer& o = options.offload_optimizer;
+  if (o.device == Offload::none) return;
+  int64_t all = 0;
+  for (const Unit& unit : units)
+    for (const OwnedPiece& piece : unit.pieces) all += piece.range.size();
+  auto wanted = int64_t(o.ratio * double(all) + 0.5);
+  for (Unit& unit : units) {
+    std::vector<OwnedPiece> pieces;
+    for (const OwnedPiece& full : unit.pieces) {
+      const auto [begin, end] = full.range;
+      const int64_t n = end - begin;
+      int64_t first = std::min(n, wanted);
+      if (first < n) {
+        first = (first + norm_block / 2) / norm_block * norm_block;
+        if (first > n || !parameters[full.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
+      }
+      wanted = std::max(int64_t(0), wanted - first);
+      if (first > 0) pieces.push_back({full.parameter, {begin, begin + first}, full.at, o.device});
+      if (first < n) pieces.push_back({full.parameter, {begin + first, end}, full.at + first});
+    }
+    unit.pieces = std::move(pieces);
+  }
 }
 
 dist::Work Stage::all_gather(const Unit& unit, const Tensor& own_shard) const {

@@ -4,7 +4,7 @@
 #include "tensor/nonfinite.h"
 #include "tensor/ops.h"
 #include "zero/gather.h"
-#include "zero/sharded_optimizer.h"
+#include "zero/offload/tiles.h"
 
 namespace lockstep::zero {
 
@@ -13,8 +13,9 @@ Stage::~Stage() = default;
 void Stage::build() {
   agree();
   plan();
+  find_homes();
   if (options.stage == 3) gathers_ = std::make_unique<Gather>(*this);
-  optimizer_ = std::make_unique<ShardedOptimizer>(*this);
+  tiles_ = std::make_unique<Tiles>(*this);
   for (Unit& unit : units) allocate(unit);
   for (Parameter& p : parameters)
     if (p.unit == SIZE_MAX && p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));
@@ -31,7 +32,7 @@ void Stage::allocate(Unit& unit) {
   }
 }
 
-Tensor Stage::weight(Unit&, const OwnedPiece& piece) {
+Tensor Stage::weight(const Unit&, const OwnedPiece& piece) {
   const Tensor& full = parameters[piece.parameter].variable.tensor();
   return full.view({full.numel()}).narrow(0, piece.range.begin, piece.range.size());
 }

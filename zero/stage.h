@@ -20,7 +20,8 @@
 namespace lockstep::zero {
 
 class Gather;
-class ShardedOptimizer;
+class Tiles;
+struct TilePart;
 
 /// A parameter of the module.
 struct Parameter {
@@ -42,12 +43,14 @@ struct OwnedPiece {
   size_t parameter = 0;
   dist::Range range;  ///< the parameter's elements in the piece
   int64_t at = 0;     ///< first element in the shard
-  // The optimizer's state of the piece: read it through ShardedOptimizer::state_of().
+  // The optimizer's state of the piece: read it through Stage::state_of().
   Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; undefined: in the file
   /// Names of the state that earlier steps have made. State made by the running step does not count yet: each of its
   /// tiles must start without it.
   std::set<std::string> keys = {};
+  /// Category of the state in the memory ledger.
+  Memory memory() const { return home == Offload::none ? Memory::optimizer : Memory::offload; }
 };
 
 /// Parameters that are communicated together, with this rank's part of them.
@@ -75,6 +78,9 @@ inline dist::Range entries(const Parameter& p, const std::string& key, dist::Ran
   const int64_t block = optim::is_per_block(key) ? p.optimizer->block() : 1;
   return {elements.begin / block, (elements.end + block - 1) / block};
 }
+
+/// False for dtypes of 16 bits, whose parameters have f32 master copies.
+inline bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
 
 /// Views a contiguous tensor as one dim.
 inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
@@ -121,8 +127,12 @@ class Stage : public parallel::Reducer::Policy {
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
   /// Starts to gather the unit's parameters on all ranks, in unit.weights. own_shard: this rank's shard of them.
   dist::Work all_gather(const Unit& unit, const Tensor& own_shard) const;
+  /// Names and dtypes of the state that the optimizer keeps for a parameter.
+  static std::map<std::string, DType> keys_of(const Parameter& p);
   /// True if the unit is updated on a CUDA device by the kernels of StepBatch, which update many tensors at once.
   bool is_collected(const Unit& unit) const;
+  /// The device that updates a piece, and the memory of its state.
+  Device home_of(const OwnedPiece& piece) const { return piece.home == Offload::none ? device : Device(cpu); }
   /// True for an expert, which only some ranks have.
   bool is_expert(const Parameter& p) const { return p.ranks != &group; }
   /// Throws an Error with this message on all ranks.
@@ -138,10 +148,10 @@ class Stage : public parallel::Reducer::Policy {
 
   void act(parallel::Do what, const StepOptions& o, StepReport& report);  ///< see Zero::act()
   double scale_of(const StepOptions& o) const;  ///< factor for the gradients: grad_scale / ranks / loss scale
-  /// Prepares a replay of the captured step `of`, see Zero::before_replay().
-  void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
-  /// Returns the outcome of a replay of `of`, see Zero::after_replay().
-  StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
+  /// Prepares a replay of a captured step, see Zero::before_replay().
+  void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& step);
+  /// Returns the outcome of a replay, see Zero::after_replay().
+  StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& step);
   const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the step captured last
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
   void enter_no_sync();                                ///< begins a no_sync scope; Error from stage 2 on
@@ -160,32 +170,32 @@ class Stage : public parallel::Reducer::Policy {
   void load_numbers(const std::map<std::string, double>& numbers);  ///< see Zero::load_numbers()
   void loaded(bool masters);                                        ///< see Zero::loaded()
 
-  // Functions for ShardedOptimizer
-  virtual Tensor weight(Unit& unit, const OwnedPiece& piece);  ///< the parameter's elements of a piece, flat
-  // The gradients, times `scale`, of n elements of this rank's shard from `at` on, in f32 (f64 for f64 parameters).
-  Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
-  virtual void gather_weights(Unit&) {}  ///< starts to share an updated unit
-  void see();                            ///< notes that master copies include all writes to parameters up to now
+  // Six functions distinguish the stages: weight(), gather_weights() and allocate(), and of the reducer's policy
+  // memory(), start() and pass().
+  virtual Tensor weight(const Unit& unit, const OwnedPiece& piece);  ///< the parameter's elements of a piece, flat
+  virtual void gather_weights(Unit&) {}                              ///< starts to share an updated unit
 
  protected:
-  virtual void allocate(Unit& unit);           ///< moves the parameters of a unit to their memory
-  static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
-  // Functions that the reducer calls. start() begins to sum a unit's gradients over ranks (in stage 0 by all_reduce).
-  // It returns a function that waits until the sum is in unit.grad_shard.
+  virtual void allocate(Unit& unit);  ///< moves the parameters of a unit to their memory
   Tensor memory(size_t unit) override;
+  /// Begins to sum a unit's gradients over ranks (in stage 0 by all_reduce). Returns a function that waits until the
+  /// sum is in unit.grad_shard.
   std::function<void()> start(size_t unit, const Tensor& sum) override;
-  void filled(size_t unit, const Tensor& flat) override;
-  void discarded() override;
+
+  static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
 
   std::optional<parallel::Reducer> reducer_;
   std::unique_ptr<Gather> gathers_;
-  std::unique_ptr<ShardedOptimizer> optimizer_;  // destroyed before gathers_: its tiles may lie in the file of shards
 
  private:
+  void filled(size_t unit, const Tensor& flat) final;
+  void discarded() final;
+
   // Defined in shards.cpp
   void check_experts() const;
   void agree();
   void plan();
+  void find_homes();
 
   void listen();
 
@@ -193,12 +203,9 @@ class Stage : public parallel::Reducer::Policy {
   void check_call(const StepOptions& o);
   void check(const StepOptions& o, StepReport& report);
   void norm(const StepOptions& o, StepReport& report);
-  void update(const StepOptions& o, const StepReport& report);
   void gather();
   void finish_step(const StepOptions& o, const StepReport& report);
-  void check_unpinned();
-  void count_step(const std::vector<bool>& used, int by);
-  void written();
+  void check_unpinned() const;
   std::vector<bool> agree_on_used();
   int64_t first_bad(bool looks_at_sums) const;
   void check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
@@ -214,8 +221,20 @@ class Stage : public parallel::Reducer::Policy {
   CapturedStep recording_;
   std::shared_ptr<const CapturedStep> captured_;  // the step captured last
 
+  // Defined in update.cpp
+  void update(const StepOptions& o, const StepReport& report);
+  void update(TilePart& part, Tensor gradient, bool collects);
+  void collect_numbers(const std::vector<bool>& used);
+  Tensor gradient(const Unit& unit, dist::Range elements, double scale) const;
+  std::unique_ptr<Tiles> tiles_;  // destroyed before gathers_, in whose file of shards tiles may lie
+
   // Defined in state.cpp
   OwnedPiece all_owned(const Parameter& p) const;  // the part of p that this rank owns, as one piece
+  std::map<std::string, Tensor> state_of(const Unit& unit, OwnedPiece& piece, bool create_missing = false);
+  void update_master_copy(const Unit& unit, OwnedPiece& piece);
+  void update_master_copies();
+  void written(const std::vector<bool>& updated);
+  void see();
 
   // For each parameter: true if this rank (used_anywhere_: any rank) used it in the last step that was not recorded.
   std::vector<bool> used_here_, used_anywhere_;
@@ -247,23 +266,18 @@ class Stage2 : public Stage1 {
  protected:
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
-  void discarded() override;
+  void pass(parallel::Reducer::Pass moment, size_t unit) override;
 
  private:
-  struct Lent {  // a buffer that units use in turn
-    Tensor bytes;
-    size_t unit = SIZE_MAX;
-    uint64_t since = 0;
-  };
-  std::vector<Lent> pool_;
-  uint64_t lru_clock_ = 0;
+  std::vector<Tensor> pool_;   // buffers that units use in turn
+  std::vector<size_t> begun_;  // units that have got a buffer in this backward, in order
 };
 
 /// Stage 3: shards parameters as well.
 class Stage3 final : public Stage2 {
  public:
   using Stage2::Stage2;
-  Tensor weight(Unit& unit, const OwnedPiece& piece) override;
+  Tensor weight(const Unit& unit, const OwnedPiece& piece) override;
   void gather_weights(Unit& unit) override;
 
  protected:

@@ -40,22 +40,18 @@ Tensor Stage2::memory(size_t u) {
     for (const Unit& unit : units) bytes = std::max(bytes, unit.layout.full() * size_of(unit.gradient_dtype));
     const MemoryScope scope(Memory::communication);
     for (int i = 0; i < (options.overlap_comm && units.size() > 1 ? 2 : 1); ++i)
-      pool_.push_back({group.shared_empty({bytes}, u8, device)});
+      pool_.push_back(group.shared_empty({bytes}, u8, device));
   }
-  Lent& next =
-      *std::min_element(pool_.begin(), pool_.end(), [](const Lent& a, const Lent& b) { return a.since < b.since; });
-  if (next.unit != SIZE_MAX) reducer_->finish(next.unit);
-  next.unit = u;
-  next.since = ++lru_clock_;
-  return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.full()}, {1}, units[u].gradient_dtype);
+  if (begun_.size() >= pool_.size()) reducer_->finish(begun_[begun_.size() - pool_.size()]);
+  const Tensor& next = pool_[begun_.size() % pool_.size()];
+  begun_.push_back(u);
+  return Tensor(next.storage(), next.offset(), {units[u].layout.full()}, {1}, units[u].gradient_dtype);
 }
 
-/// Makes the next backward begin with the first buffer, so that all ranks use the same buffer for a unit even after a
+/// Makes every backward begin with the first buffer, so that all ranks use the same buffer for a unit even after a
 /// backward that did not finish.
-void Stage2::discarded() {
-  Stage1::discarded();
-  for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
-  lru_clock_ = 0;
+void Stage2::pass(parallel::Reducer::Pass moment, size_t) {
+  if (moment == parallel::Reducer::Pass::begins) begun_.clear();
 }
 
 /// Reduces a unit's gradients. This rank's sum gets memory of its own, because another unit needs the buffer next.

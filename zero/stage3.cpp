@@ -29,7 +29,7 @@ void Stage3::allocate(Unit& unit) {
   gathers_->keep_shard(unit.number);
 }
 
-Tensor Stage3::weight(Unit& unit, const OwnedPiece& piece) {
+Tensor Stage3::weight(const Unit& unit, const OwnedPiece& piece) {
   return unit.persistent ? Stage1::weight(unit, piece)
                          : gathers_->store.live(unit.number).narrow(0, piece.at, piece.range.size());
 }
@@ -42,6 +42,7 @@ void Stage3::gather_weights(Unit& unit) {
 
 void Stage3::pass(parallel::Reducer::Pass moment, size_t unit) {
   using parallel::Reducer;
+  Stage2::pass(moment, unit);
   if (moment == Reducer::Pass::begins) gathers_->backward_begins();
   if (moment == Reducer::Pass::bucket_complete) gathers_->release(unit);
   if (moment == Reducer::Pass::ended) gathers_->backward_ends();

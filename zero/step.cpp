@@ -1,7 +1,7 @@
 // The optimizer step over shards, the same for all stages:
 //
 //   gradients × scale (f32) ─▶ sums of squares, if a norm is wanted ─▶ agree: all finite? ─▶ norm
-//                           ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ gather (stage 1: all_gather)
+//                           ─▶ clip ─▶ update every tile (update.cpp) ─▶ gather (stage 1: all_gather)
 //
 // On a CUDA device scale and clip are applied by the kernels that read the gradients: one kernel for all squares, and
 // one per dtype for all updates.
@@ -29,13 +29,11 @@
 #include "tensor/ops.h"
 #include "trace/trace.h"
 #include "zero/gather.h"
-#include "zero/sharded_optimizer.h"
 
 namespace lockstep::zero {
 namespace {
 
 constexpr int64_t none_bad = std::numeric_limits<int64_t>::max();
-bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
 static_assert(StepBatch::chunk == norm_block);
 
 }  // namespace
@@ -83,10 +81,9 @@ void Stage::check_call(const StepOptions& o) {
   check_unpinned();
   reducer_->notice_cleared();
   trace::memory();  // samples the memory while gradients exist
-  for (size_t u = 0; u < units.size(); ++u) {
-    const Unit& unit = units[u];
+  for (const Unit& unit : units) {
     if (!unit.trains) continue;
-    if (reducer_->buckets[u].sum.count() > 0)
+    if (reducer_->buckets[unit.number].sum.count() > 0)
       fail_everywhere(
           "[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, "
           "because it reduces the sum of all micro-batches");
@@ -119,19 +116,11 @@ void Stage::norm(const StepOptions& o, StepReport& report) {
   else if (squares_.defined()) report.norm = norm_of(o, std::exchange(squares_, {}));
 }
 
-void Stage::update(const StepOptions& o, const StepReport& report) {
-  count_step(used_, 1);
-  if (Graph::is_capturing()) {
-    const AtEnd uncounts([this] { count_step(used_, -1); });  // a recording does not count as a step, its replays do
-    return optimizer_->update(used_, 1, 1);
-  }
-  optimizer_->update(used_, scale_, o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1);
-}
-
 void Stage::gather() {
   for (Unit& unit : units) unit.gather_work.wait();
-  written();
-  if (Graph::is_capturing()) captured_ = std::make_shared<const CapturedStep>(std::move(recording_));
+  const bool records = Graph::is_capturing();  // a recording does not count as a step, its replays do
+  written(records ? std::vector<bool>(parameters.size()) : used_);
+  if (records) captured_ = std::make_shared<const CapturedStep>(std::move(recording_));
 }
 
 void Stage::finish_step(const StepOptions& o, const StepReport& report) {
@@ -139,26 +128,11 @@ void Stage::finish_step(const StepOptions& o, const StepReport& report) {
     zero::adapt(report, o.scaler, options.nonfinite, "[zero] ", steps_);
 }
 
-/// Adds `by` to the number of updates of each parameter that the step uses.
-void Stage::count_step(const std::vector<bool>& used, int by) {
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += by * used[i];
-}
-
-/// Gives the parameters' storages new versions, so that a later write by anything but step() can be noticed.
-void Stage::written() {
-  for (const Parameter& p : parameters)
-    if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
-  see();
-}
-
-void Stage::see() {
-  for (Parameter& p : parameters) p.known_version = p.variable.tensor().storage()->version();
-}
-
-void Stage::check_unpinned() {
-  for (size_t u = 0; u < units.size() && gathers(); ++u)
-    LOCKSTEP_CHECK(gathers()->states[u].pins == 0, "[zero] step() was called while gathered() holds ",
-                   parameters[units[u].parameters[0]].name, "; end that scope first");
+void Stage::check_unpinned() const {
+  for (const Unit& unit : units)
+    LOCKSTEP_CHECK(!gathers() || gathers()->states[unit.number].pins == 0,
+                   "[zero] step() was called while gathered() holds ", parameters[unit.parameters[0]].name,
+                   "; end that scope first");
 }
 
 /// Returns true for each parameter that any rank used. The others are not updated (no weight decay, no momentum), like
@@ -242,15 +216,6 @@ void Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
   if (o.others) o.others->agree(report);
 }
 
-/// Returns the gradients, times `scale`, of n elements of the shard from `at` on, in f32 (f64 for f64 parameters).
-Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
-  const bool in_its_dtype = is_wide(unit.gradient_dtype);
-  Tensor grads = unit.grad_shard.narrow(0, at, n);
-  if (in_its_dtype && !scaled && scale != 1) grads = mul_scalar(grads, scale);
-  const Tensor wide = grads.to(unit.dtype == f64 ? f64 : f32);
-  return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
-}
-
 /// True if squares_of_blocks() covers all gradients of this rank. False if several ranks have the same expert
 /// parameters: only one of these ranks counts them.
 bool Stage::has_all_squares() const { return options.experts.names.empty() || is_cut(); }
@@ -271,7 +236,7 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
         of_pieces.push_back({unit.grad_shard.narrow(0, piece.at, piece.range.size()), first});
         continue;
       }
-      const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
+      const Tensor g = gradient(unit, {piece.at, piece.at + piece.range.size()}, scale);
       const int64_t n = g.numel(), full = n / norm_block;
       if (full > 0)
         squares.narrow(0, first, full)
@@ -329,9 +294,7 @@ void Stage::begin_record(const StepOptions& o) {
       !captured_ || captured_->used == used_,
       "[zero] expected the captured steps of all graphs to update the same parameters, got a step that updates others; "
       "give gradients to the same parameters in every graph");
-  count_step(used_, 1);
-  const AtEnd uncounts([this] { count_step(used_, -1); });
-  optimizer_->collect_numbers(used_);
+  collect_numbers(used_);
   recording_ = {.used = used_, .grad_shards = {}, .own_bad = std::exchange(own_bad_, {})};
   for (const Unit& unit : units) recording_.grad_shards.push_back(unit.grad_shard);
   recording_.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
@@ -361,8 +324,7 @@ void Stage::record_norm(const StepOptions& o) {
   batch->take_norm(norms, squares);
 }
 
-void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
-  const CapturedStep* const step = of ? of.get() : captured_.get();
+void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& step) {
   LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step; capture step() in a Graph first");
   const double scale = scale_of(o);
   LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale,
@@ -372,26 +334,23 @@ void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const Capt
   check_unpinned();
   if (gathers()) gathers()->release_all();  // the replay changes the parameters that were gathered
   ++steps_;
-  count_step(step->used, 1);
-  optimizer_->collect_numbers(step->used);
+  collect_numbers(step->used);
   batch->set({.scale = scale, .max_norm = o.max_norm, .skips = options.nonfinite != NonFinite::propagate});
 }
 
-StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
-  const CapturedStep* const step = of ? of.get() : captured_.get();
+StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& step) {
   LOCKSTEP_CHECK(step, "[zero] after_replay() without a captured step; capture step() in a Graph first");
   const StepControl control = batch->read();
   StepReport report;
   if (step->has_norm) report.norm = control.norm;
   if (control.skip) {
-    count_step(step->used, -1);
     report.norm = NAN;
     for (size_t u = 0; u < units.size(); ++u) units[u].grad_shard = step->grad_shards[u];
     const AtEnd forgets([this] { discarded(); });
     own_bad_ = step->own_bad;
     check_finite(o, {}, report);
   } else {
-    written();
+    written(step->used);
   }
   finish_step(o, report);
   return report;

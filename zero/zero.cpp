@@ -49,9 +49,11 @@ StepReport Zero::step(const StepOptions& options) {
   return report;
 }
 void Zero::act(parallel::Do what, const StepOptions& options, StepReport& report) { impl_->act(what, options, report); }
-void Zero::before_replay(const StepOptions& options, const Captured& of) { impl_->before_replay(options, of); }
+void Zero::before_replay(const StepOptions& options, const Captured& of) {
+  impl_->before_replay(options, of ? of : captured());
+}
 StepReport Zero::after_replay(const StepOptions& options, const Captured& of) {
-  return impl_->after_replay(options, of);
+  return impl_->after_replay(options, of ? of : captured());
 }
 Zero::Captured Zero::captured() const { return impl_->captured(); }
 void Zero::release() {

@@ -2,7 +2,6 @@
 #include "zero/offload/tiles.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "tensor/ops.h"
@@ -11,8 +10,13 @@
 namespace lockstep::zero {
 namespace {
 
-/// The dtype in which a file stores the optimizer's state for parameters of this dtype.
-DType state_dtype(DType parameters) { return parameters == f64 ? f64 : f32; }
+/// The region of the parameters themselves, which lies in ShardStore's file. Other regions have names of state.
+constexpr const char* own_region = "";
+
+/// The dtype in which a file stores a region of parameters of this dtype.
+DType stored_dtype(const std::string& region, DType parameters) {
+  return region == own_region || parameters == f64 ? parameters : f32;
+}
 
 /// Elements per tile. In a file, tiles begin at multiples of file_block elements, so their offsets in bytes are
 /// multiples of file_block for every dtype.
@@ -28,61 +32,8 @@ int64_t tile_size(const Stage& s, const Unit& unit) {
 
 }  // namespace
 
-Tensor Tile::in_file(const std::string& key, dist::Range elements, const Parameter& p) const {
-  const auto found = at.find(key);
-  LOCKSTEP_CHECK(found != at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
-                 ", for which the file has no space; offload to cpu, or set the optimizer's options before the first "
-                 "step");
-  return in_buffer(found->second, elements, state_dtype(p.variable.dtype()));
-}
-
-std::map<std::string, Tensor> Tile::state(const Parameter& p, const OwnedPiece& piece, dist::Range elements) const {
-  std::map<std::string, Tensor> state;
-  for (const std::string& key : piece.keys)
-    state[key] =
-        piece.home == Offload::nvme ? in_file(key, elements, p) : elements_of(piece.state.at(key), piece, elements);
-  return state;
-}
-
-void Tile::keep(const Parameter& p, OwnedPiece& piece, dist::Range elements,
-                const std::map<std::string, Tensor>& state) const {
-  for (const auto& [key, tensor] : state) {
-    if (!tensor.defined()) continue;
-    Tensor& all = piece.state[key];  // stays undefined for state in the file
-    const bool in_memory = piece.home != Offload::nvme,
-               is_in_place = tensor.storage() == (in_memory ? all : buffer).storage();
-    if (is_in_place) continue;
-    tensor.storage()->book_as(MemoryScope::current());
-    if (!in_memory) {
-      in_file(key, elements, p).copy_(flat(tensor));
-    } else if (elements.size() == piece.range.size()) {
-      all = flat(tensor);
-    } else {
-      if (!all.defined()) all = zeros({piece.range.size()}, {.dtype = tensor.dtype(), .device = tensor.device()});
-      elements_of(all, piece, elements).copy_(flat(tensor));
-    }
-  }
-}
-
-/// Only the optimizer's update rule knows which state it keeps, so the rule is run on a tensor of one element.
-std::map<std::string, DType> keys_of(const Parameter& p) {
-  const bool wide = size_of(p.variable.dtype()) >= 4;
-  const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
-  const Shape shape = p.optimizer->is_elementwise() ? Shape{1, 1} : Shape::filled(int(p.variable.dim()), 1);
-  Tensor one = zeros(shape, like), low;
-  optim::ParameterState state{.step = 1, .tensors = {}, .full = p.variable.numel()};
-  p.optimizer->advance(p.group, one, zeros(shape, like), state, low, 1);
-  std::map<std::string, DType> keys;
-  if (!wide) keys["master"] = f32;
-  for (const auto& [key, tensor] : state.tensors)
-    if (tensor.defined()) keys[key] = tensor.dtype();
-  return keys;
-}
-
-Tiles::Tiles(Stage& stage)
-    : s_(stage), store_(stage.gathers() ? &stage.gathers()->store : nullptr), regions_(stage.units.size()) {
+Tiles::Tiles(Stage& stage) : s_(stage), regions_(stage.units.size()), tiles_(stage.units.size()) {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
-  find_homes();
   int64_t bytes = 0;
   for (const Unit& unit : s_.units) bytes = plan_regions(unit, bytes);
   s_.on_files([&] {
@@ -91,7 +42,7 @@ Tiles::Tiles(Stage& stage)
                     !o.fast_init);
     int64_t largest = 0;
     const std::vector<bool> all(s_.parameters.size(), true);
-    for (const Unit& unit : s_.units)
+    for (Unit& unit : s_.units)
       for (const Tile& tile : tiles_of(unit, all)) largest = std::max(largest, tile.bytes);
     if (largest == 0) return;
     queue_.emplace(s_.options.aio);
@@ -99,114 +50,128 @@ Tiles::Tiles(Stage& stage)
   });
 }
 
-/// Chooses the pieces whose state is offloaded: the first ones, up to offload_optimizer.ratio of all elements. Splits
-/// the piece at this limit in two, at a multiple of norm_block elements, unless its optimizer needs whole parameters.
-void Tiles::find_homes() {
-  const OffloadOptimizer& o = s_.options.offload_optimizer;
-  if (o.device == Offload::none) return;
-  int64_t all = 0;
-  for (const Unit& unit : s_.units)
-    for (const OwnedPiece& piece : unit.pieces) all += piece.range.size();
-  auto wanted = int64_t(o.ratio * double(all) + 0.5);
-  for (Unit& unit : s_.units) {
-    std::vector<OwnedPiece> pieces;
-    for (const OwnedPiece& full : unit.pieces) {
-      const int64_t n = full.range.size();
-      int64_t first = std::min(n, wanted);
-      if (first < n) {
-        first = (first + norm_block / 2) / norm_block * norm_block;
-        if (first > n || !s_.parameters[full.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
-      }
-      wanted = std::max(int64_t(0), wanted - first);
-      OwnedPiece offloaded = full, rest = full;
-      offloaded.home = o.device;
-      offloaded.range.end = rest.range.begin = full.range.begin + first;
-      rest.at += first;
-      if (first > 0) pieces.push_back(offloaded);
-      if (first < n) pieces.push_back(rest);
-    }
-    unit.pieces = std::move(pieces);
-  }
-}
-
 /// Places the unit's regions in the file from offset `end` on, and returns where they end.
 int64_t Tiles::plan_regions(const Unit& unit, int64_t end) {
-  std::set<std::string> keys;
+  std::map<std::string, int64_t>& regions = regions_[unit.number];
   for (const OwnedPiece& piece : unit.pieces) {
     if (piece.home != Offload::nvme) continue;
     const Parameter& p = s_.parameters[piece.parameter];
     LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(), " keeps 8-bit state in blocks of ",
                    p.optimizer->block(), " elements, but offload to nvme stores f32; offload to cpu");
-    for (const auto& [key, dtype] : keys_of(p)) {
+    for (const auto& [key, dtype] : Stage::keys_of(p)) {
       LOCKSTEP_CHECK(p.optimizer->state_shape(key, p.variable.shape()) == p.variable.shape(), "[offload] ",
                      p.optimizer->name(), " keeps '", key, "' per row or column of ", p.name,
                      ", but offload to nvme needs one value per element; offload to cpu");
-      keys.insert(key);
+      regions[key];
     }
   }
-  for (const std::string& key : keys) {
-    regions_[unit.number][key] = end;
-    end += round_to_block(unit.layout.shard * size_of(state_dtype(unit.dtype)));
+  for (auto& [key, offset] : regions) {
+    offset = end;
+    end += round_to_block(unit.layout.shard * size_of(stored_dtype(key, unit.dtype)));
   }
+  if (s_.gathers() && s_.gathers()->store.is_in_file(unit.number))
+    regions[own_region] = s_.gathers()->store.offset(unit.number);
   return end;
 }
 
 /// The tiles of a unit that contain elements of a used parameter.
-std::vector<Tile> Tiles::tiles_of(const Unit& unit, const std::vector<bool>& used) const {
-  const size_t u = unit.number;
+std::vector<Tiles::Tile> Tiles::tiles_of(Unit& unit, const std::vector<bool>& used) const {
   const int64_t step = tile_size(s_, unit);
   std::vector<Tile> tiles;
   for (int64_t begin = 0; begin < unit.layout.shard; begin += step) {
     Tile tile{.range = {begin, std::min(begin + step, unit.layout.shard)}};
-    bool any = false, reads_state = false, writes_state = false, all_rounded = size_of(unit.dtype) == 2;
-    for (const OwnedPiece& piece : unit.pieces) {
-      if (piece.at >= tile.range.end || piece.at + piece.range.size() <= begin) continue;
-      any |= used[piece.parameter];
-      reads_state |= !piece.keys.empty() && piece.home == Offload::nvme;
-      writes_state |= piece.home == Offload::nvme;
+    bool has_state = false, all_rounded = !is_wide(unit.dtype);
+    for (OwnedPiece& piece : unit.pieces) {
+      const dist::Range elements{std::max(piece.at, begin), std::min(piece.at + piece.range.size(), tile.range.end)};
+      if (elements.begin >= elements.end) continue;
+      if (used[piece.parameter]) tile.parts.push_back({piece, elements});
+      has_state |= piece.home == Offload::nvme;
       all_rounded &= !piece.keys.empty() && used[piece.parameter];
     }
-    if (!any) continue;
-    // Adds the tile's part of a region that begins at `offset` in the file, and returns its offset in the buffer.
-    const auto add = [&](const SwapFile& file, int64_t offset, DType dtype, bool reads) {
-      const int64_t bytes = round_to_block(tile.range.size() * size_of(dtype));
-      tile.extents.push_back({&file, offset + begin * size_of(dtype), tile.bytes, bytes, reads});
-      return std::exchange(tile.bytes, tile.bytes + bytes);
-    };
-    if (writes_state)
-      for (const auto& [key, offset] : regions_[u])
-        tile.at[key] = add(*file_, offset, state_dtype(unit.dtype), reads_state);
-    if (store_ && store_->is_in_file(u))  // 16-bit parameters need not be read if all are rounded from master weights
-      tile.shard_at = add(store_->file(), store_->offset(u), unit.dtype, !all_rounded);
+    if (tile.parts.empty()) continue;
+    for (const auto& [key, offset] : regions_[unit.number]) {
+      const bool is_state = key != own_region;
+      if (is_state && !has_state) continue;
+      const int64_t element = size_of(stored_dtype(key, unit.dtype)),
+                    bytes = round_to_block(tile.range.size() * element);
+      const SwapFile& file = is_state ? *file_ : s_.gathers()->store.file();
+      // 16-bit parameters need not be read if all are rounded from master weights.
+      tile.extents.push_back({&file, offset + begin * element, tile.bytes, bytes, is_state || !all_rounded});
+      tile.at[key] = std::exchange(tile.bytes, tile.bytes + bytes);
+    }
     tiles.push_back(std::move(tile));
   }
   return tiles;
 }
 
 void Tiles::begin(const std::vector<bool>& used) {
-  if (!ring_) return;
   std::vector<std::vector<Extent>> in_files;
-  for (const Unit& unit : s_.units)
-    for (Tile& tile : tiles_of(unit, used))
-      if (!tile.extents.empty()) in_files.push_back(std::move(tile.extents));
-  s_.on_files([&] { ring_->begin(std::move(in_files)); });
+  for (Unit& unit : s_.units) {
+    tiles_[unit.number] = tiles_of(unit, used);
+    for (const Tile& tile : tiles_[unit.number])
+      if (tile.bytes > 0) in_files.push_back(tile.extents);
+  }
+  if (ring_) s_.on_files([&] { ring_->begin(std::move(in_files)); });
 }
 
-void Tiles::each(const Unit& unit, const std::vector<bool>& used, const std::function<void(const Tile&)>& fn) {
-  for (Tile& tile : tiles_of(unit, used)) {
-    const bool in_file = !tile.extents.empty();
-    if (in_file) s_.on_files([&] { tile.buffer = ring_->load(); });
-    fn(tile);
-    if (in_file) s_.on_files([&] { ring_->store(); });
+void Tiles::each(Unit& unit, const std::function<void(TilePart&)>& fn) {
+  for (Tile& tile : tiles_[unit.number]) {
+    if (tile.bytes > 0) s_.on_files([&] { tile.buffer = ring_->load(); });
+    for (TilePart part : tile.parts) {  // a copy, so that no tensor outlives the update
+      OwnedPiece& piece = part.piece;
+      const Parameter& p = s_.parameters[piece.parameter];
+      const Tensor weight = place(tile, part, own_region);
+      part.weight = weight.to(s_.home_of(piece));
+      part.state = {.step = p.steps + 1, .tensors = {}, .full = p.variable.numel()};
+      for (const std::string& key : piece.keys) part.state.tensors[key] = place(tile, part, key);
+      fn(part);
+      if (part.weight.storage() != weight.storage()) weight.copy_(part.weight);
+      const MemoryScope scope(piece.memory());
+      for (const auto& [key, tensor] : part.state.tensors) {
+        if (!tensor.defined()) continue;
+        Tensor& all = piece.state[key];  // stays undefined for state in the file
+        if (piece.home != Offload::nvme && !all.defined()) {
+          const int64_t n = piece.range.size();
+          all = part.elements.size() == n ? flat(tensor)
+                                          : zeros({n}, {.dtype = tensor.dtype(), .device = tensor.device()});
+          all.storage()->book_as(piece.memory());
+        }
+        const Tensor kept = place(tile, part, key);
+        if (kept.storage() != tensor.storage()) kept.copy_(flat(tensor));  // else it was updated in its place
+      }
+    }
+    if (tile.bytes > 0) s_.on_files([&] { ring_->store(); });
   }
+  for (OwnedPiece& piece : unit.pieces)
+    for (const auto& [key, tensor] : piece.state) piece.keys.insert(key);
 }
 
 void Tiles::end() {
   if (ring_) s_.on_files([&] { ring_->end(); });
 }
 
+/// The part's elements of the parameter (own_region) or of a state tensor, in memory or in the tile's buffer. State
+/// with one number per block of elements, as scales of 8-bit states, comes as it is: such a piece is never divided.
+Tensor Tiles::place(const Tile& tile, const TilePart& part, const std::string& key) const {
+  const OwnedPiece& piece = part.piece;
+  const Parameter& p = s_.parameters[piece.parameter];
+  const int64_t n = part.elements.size();
+  const bool is_own = key == own_region;
+  const auto found = tile.at.find(key);
+  if (is_own ? found == tile.at.end() : piece.home != Offload::nvme) {
+    const Tensor all = is_own ? s_.weight(s_.units[p.unit], piece) : piece.state.at(key);
+    return n == piece.range.size() ? all : all.narrow(0, part.elements.begin - piece.at, n);
+  }
+  LOCKSTEP_CHECK(found != tile.at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
+                 ", for which the file has no space; offload to cpu, or set the optimizer's options before the first "
+                 "step");
+  const DType dtype = stored_dtype(key, p.variable.dtype());
+  const int64_t first = found->second / size_of(dtype) + part.elements.begin - tile.range.begin;
+  return Tensor(tile.buffer.storage(), first, {n}, {1}, dtype);
+}
+
 Tensor Tiles::mapped(const Unit& unit, const OwnedPiece& piece, const std::string& key) const {
-  const DType dtype = state_dtype(unit.dtype);
+  const DType dtype = stored_dtype(key, unit.dtype);
   return file_->map(regions_[unit.number].at(key) + piece.at * size_of(dtype), piece.range.size(), dtype);
 }
 
