@@ -14,7 +14,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "autograd/tape.h"
@@ -36,33 +35,33 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
   Impl(nn::Module& model, Options o, dist::ProcessGroup& ranks) : module(model), options(std::move(o)), group(ranks) {
     LOCKSTEP_CHECK(std::isfinite(options.bucket_mib) && options.bucket_mib > 0,
                    "[ddp] expected a finite bucket_mib > 0, got ", options.bucket_mib);
-    std::vector<std::string> lines{
+    std::vector<std::string> lines = describe_model(module);
+    lines.insert(
+        lines.begin(),
         str("options bucket_mib ", options.bucket_mib, ", find_unused_parameters ", options.find_unused_parameters,
             ", static_graph ", options.static_graph, ", broadcast_buffers ", options.broadcast_buffers, ", init_sync ",
-            options.init_sync, ", algorithm ", name_of(options.algorithm), ", hook ", bool(options.hook))};
-    for (std::string& line : describe_model(module)) lines.push_back(std::move(line));
+            options.init_sync, ", algorithm ", name_of(options.algorithm), ", hook ", bool(options.hook)));
     check_agreement("ddp", lines, group);
     std::vector<Reducer::Parameter> all;
-    std::vector<size_t> order;
+    std::vector<size_t> order;  // the last parameter's gradient is expected first
     for (const auto& p : module.named_parameters()) {
-      if (p.variable.requires_grad()) order.push_back(all.size());
+      if (p.variable.requires_grad()) order.insert(order.begin(), all.size());
       all.push_back({.name = p.name, .variable = p.variable});
     }
     LOCKSTEP_CHECK(!order.empty(), "[ddp] expected a module with parameters that require grad, got none in ",
                    module.kind(), "; a model that is not trained needs no wrapper");
     nn::fill(module);
     if (options.init_sync) broadcast_module(module, group);
-    std::reverse(order.begin(), order.end());
     reducer.emplace(*this, &group, Reducer::Rules{.name = "ddp", .overlap = options.overlap, .exposes_grad = true},
                     std::move(all));
+    if (options.static_graph) expected.assign(reducer->parameters.size(), uncounted);
     ordered(order);
   }
 
   // --- buckets ---
 
-  /// Divides the parameters into buckets, in the given order. The constructor passes the reverse order of fields().
-  /// After the first backward, the reducer passes the order in which rank 0's gradients were ready: with it, buckets
-  /// fill sooner.
+  /// Divides the parameters into buckets, in the given order: in the constructor the reverse order of fields(); after
+  /// the first backward the order in which rank 0's gradients were ready, with which buckets fill sooner.
   void ordered(const std::vector<size_t>& order) override {
     const double mib = 1 << 20;
     const auto cap = int64_t(std::clamp(options.bucket_mib * mib, 1., 0x1p60));
@@ -70,14 +69,10 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     buckets.clear(), tags.clear();
     for (const Reducer::Bucket& unit : reducer->buckets) {
       GradBucket& b =
-          buckets.emplace_back(GradBucket{int(buckets.size()), int(reducer->buckets.size()), {}, {}, {}, {}});
-      std::string lines;
-      for (const size_t i : unit.members) {
-        b.names.push_back(reducer->parameters[i].name);
-        lines += b.names.back() + "\n";
-      }
+          buckets.emplace_back(GradBucket{.index = int(buckets.size()), .count = int(reducer->buckets.size())});
+      for (const size_t i : unit.members) b.names.push_back(reducer->parameters[i].name);
       b.label = str("bucket ", b.index, " of ", b.count, ", ", b.names.front(), " to ", b.names.back());
-      tags.push_back(str("ddp ", b.label, ", #", std::hex, dist::hash_text(lines) >> 32));
+      tags.push_back(str("ddp ", b.label, ", #", std::hex, dist::hash_text(list_names(b.names, SIZE_MAX)) >> 32));
     }
   }
 
@@ -85,84 +80,76 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     const int active = join && join->divides_by_active ? int(join->active.size()) : group.size();
     const bool all = active == group.size();
     if (!options.hook) {
-      const dist::Work work = group.all_reduce(flat, {.op = all ? dist::ReduceOp::mean : dist::ReduceOp::sum,
-                                                      .algorithm = options.algorithm,
-                                                      .tag = tags[b],
-                                                      .async = true});
-      return [=]() mutable {
-        dist::Work(work).wait();
+      return [=, work = group.all_reduce(flat, {.op = all ? dist::ReduceOp::mean : dist::ReduceOp::sum,
+                                                .algorithm = options.algorithm,
+                                                .tag = tags[b],
+                                                .async = true})]() mutable {
+        work.wait();
         if (!all) div_scalar_(flat, active);
       };
     }
-    const auto bucket = std::make_shared<GradBucket>(buckets[b]);
-    bucket->gradients = flat;
-    for (size_t i = 0; i < bucket->names.size(); ++i) bucket->parameters.push_back(reducer->view(b, flat, i));
-    return [this, flat, active, all, bucket, rest = options.hook(*bucket, group)] {
+    GradBucket& bucket = buckets[b];
+    bucket.gradients = flat;
+    bucket.parameters.clear();
+    for (const size_t i : reducer->buckets[b].members)
+      bucket.parameters.push_back(Reducer::view(flat, reducer->parameters[i]));
+    return [this, flat, active, all, &bucket, rest = options.hook(bucket, group)] {
       if (rest) rest();
-      LOCKSTEP_CHECK(bucket->gradients.defined() && bucket->gradients.storage() == flat.storage() &&
-                         bucket->gradients.numel() == flat.numel(),
+      LOCKSTEP_CHECK(bucket.gradients.defined() && bucket.gradients.storage() == flat.storage() &&
+                         bucket.gradients.numel() == flat.numel(),
                      "[ddp] expected the communication hook to leave its result in bucket.gradients, of ", flat.numel(),
                      " elements, got another tensor; write into bucket.gradients in place");
       if (!all) mul_scalar_(flat, double(group.size()) / active);
     };
   }
 
-  // --- the gradients that a backward pass must produce. By default every parameter must get one in each step, and at
-  // most one per pass (Error otherwise). find_unused_parameters walks the graph of the forward's output to find the
-  // parameters that get none. static_graph expects each later pass to give as many as the first pass. ---
+  // --- the gradients that a backward must produce: in each step one or more for every parameter, and at most one per
+  // backward (Error otherwise). There are two other rules. static_graph: each backward gives as many as the first one.
+  // find_unused_parameters: none for those that a forward's output does not depend on. ---
+
+  bool finds_unused() const { return options.find_unused_parameters && !options.static_graph; }
 
   void pass(Reducer::Pass moment, size_t) override {
-    if (answers) return;
-    if (moment == Reducer::Pass::backward_ends) return check_pass();
-    if (moment != Reducer::Pass::begins) return;
-    if (join && reducer->is_syncing()) agree(Phase::backward);
-    expect_gradients();
+    if (moment == Reducer::Pass::begins) {
+      if (join && reducer->is_syncing()) agree(Phase::backward);
+      expect_gradients();
+    }
+    if (moment == Reducer::Pass::backward_ends) check_gradients();
   }
 
-  /// Marks the parameters that `output` depends on.
+  /// Expects a gradient for each parameter that `output` depends on.
   void look_at(const Variable& output) {
-    saw_forward = true;
-    // After several forwards, backward may start from any of their outputs. Every parameter is then expected to get a
-    // gradient.
-    if (++forwards > 1) return reachable.clear();
-    std::unordered_map<const Node*, size_t> leaves;
-    for (size_t i = 0; i < reducer->parameters.size(); ++i)
-      leaves.emplace(reducer->parameters[i].variable.impl()->node.get(), i);
-    reachable.assign(reducer->parameters.size(), false);
-    std::vector<Node*> stack{output.impl()->node.get()};
-    std::unordered_set<const Node*> arrivals{stack[0]};
-    bool any = false;
-    while (!stack.empty()) {
-      Node* node = stack.back();
+    expected.clear();
+    // After several forwards, backward may start from any of their outputs: all parameters may get a gradient.
+    if (++forwards > 1) return;
+    Node* const root = output.impl()->node.get();
+    std::unordered_set<const Node*> reachable{root};
+    for (std::vector<Node*> stack{root}; !stack.empty();) {
+      Node* const node = stack.back();
       stack.pop_back();
-      if (const auto found = leaves.find(node); found != leaves.end()) any = reachable[found->second] = true;
       for (const Edge& edge : node->inputs())
-        if (edge.node && arrivals.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+        if (edge.node && reachable.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
-    if (any || output.is_leaf()) return;
-    // `output` depends on no parameter, so no gradient will begin the reducer's pass. But the other ranks wait for
-    // zeros from this rank, so this hook begins the pass when backward starts.
+    for (const Reducer::Parameter& p : reducer->parameters)
+      expected.push_back(int(reachable.count(p.variable.impl()->node.get())));
+    if (std::count(expected.begin(), expected.end(), 1) > 0 || output.is_leaf()) return;
+    // No gradient will begin the reducer's pass. But the other ranks wait for zeros from this rank, so this hook begins
+    // the pass when backward starts.
     Variable(output).before_backward([ddp = weak_from_this()] {
       if (const auto here = ddp.lock(); here && !here->reducer->in_pass()) here->reducer->begin_pass();
     });
   }
 
   void expect_gradients() {
-    std::vector<Reducer::Parameter>& parameters = reducer->parameters;
-    if (options.static_graph) {  // the first pass counts gradients, and reduces at its end
-      for (size_t i = 0; i < parameters.size(); ++i)
-        parameters[i].expected = expected.empty() ? std::numeric_limits<int>::max() : expected[i];
-    } else if (options.find_unused_parameters) {
-      if (!saw_forward) {
-        fail_everywhere(group,
-                        "[ddp] find_unused_parameters: expected the forward to run through ddp.call() or ddp(x): a "
-                        "rank that uses no parameter would leave the others waiting");
-      }
-      if (forwards == 1 && !reachable.empty())
-        for (size_t i = 0; i < parameters.size(); ++i) parameters[i].expected = reachable[i];
+    if (finds_unused() && forwards == 0) {
+      fail_everywhere(group,
+                      "[ddp] find_unused_parameters: expected the forward to run through ddp.call() or ddp(x): a "
+                      "rank that uses no parameter would leave the others waiting");
     }
-    forwards = std::max(0, forwards - 1);
-    reachable.clear();
+    for (size_t i = 0; i < expected.size(); ++i) reducer->parameters[i].expected = expected[i];
+    if (!finds_unused()) return;
+    --forwards;
+    expected.clear();
   }
 
   std::string unexpected(const Reducer::Parameter& p) override {
@@ -178,38 +165,33 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
                      "loss depends on");
   }
 
-  void check_pass() {
-    if (forwards == 0) saw_forward = false;  // the next backward needs a forward of its own
-    const std::vector<Reducer::Parameter>& parameters = reducer->parameters;
-    if (options.static_graph && expected.empty())
-      for (const Reducer::Parameter& p : parameters) expected.push_back(p.arrivals);
-    const bool needs_all = !options.static_graph && !options.find_unused_parameters && reducer->is_syncing();
+  void check_gradients() {
+    std::vector<Reducer::Parameter>& parameters = reducer->parameters;
+    const bool needs_all = !finds_unused() && reducer->is_syncing();
     std::vector<std::string> wrong;
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const Reducer::Parameter& p = parameters[i];
-      if (options.static_graph ? p.arrivals != expected[i] : needs_all && !p.used && p.trains())
-        wrong.push_back(p.name);
+      Reducer::Parameter& p = parameters[i];
+      if (p.expected == uncounted) expected[i] = p.expected = p.arrivals;
+      if (options.static_graph ? p.arrivals < p.expected : needs_all && !p.used && p.trains()) wrong.push_back(p.name);
     }
     if (wrong.empty()) return;
-    const std::string count = str("[ddp] ", options.static_graph ? "static_graph: " : "", wrong.size(), " of ",
-                                  parameters.size(), " parameters got "),
+    const std::string count = str(wrong.size(), " of ", parameters.size(), " parameters got "),
                       names = list_names(wrong);
     fail_everywhere(group, options.static_graph
-                               ? str(count, "fewer gradients than in the first backward: ", names,
-                                     "; the graph must be the same in every step, or use find_unused_parameters")
-                               : str(count, "no gradient in this step: ", names,
+                               ? str("[ddp] static_graph: ", count, "fewer gradients than in the first backward: ",
+                                     names, "; the graph must be the same in every step, or use find_unused_parameters")
+                               : str("[ddp] ", count, "no gradient in this step: ", names,
                                      ". The loss does not depend on them. Set find_unused_parameters = true, or "
                                      "static_graph = true if that is so in every step, or freeze them "
                                      "(requires_grad_(false))"));
   }
 
   std::vector<bool> used() override {
-    const bool all = !options.find_unused_parameters && !options.static_graph;
     if (options.static_graph && !used_anywhere.empty()) return used_anywhere;
+    const bool asks = options.static_graph || finds_unused();
     std::vector<bool> mine;
-    for (const Reducer::Parameter& p : reducer->parameters) mine.push_back(p.trains() && (all || p.used));
-    if (all) return mine;
-    return used_anywhere = used_by_any(mine, group);
+    for (const Reducer::Parameter& p : reducer->parameters) mine.push_back(p.trains() && (p.used || !asks));
+    return asks ? used_anywhere = used_by_any(mine, group) : mine;
   }
 
   // --- uneven inputs. Before each of its collectives a rank gathers from all ranks what comes next. Ranks with data
@@ -229,27 +211,25 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
   /// rank has.
   Phase agree(Phase mine) {
     const std::vector<int64_t> phases = dist::all_gathered<int64_t>({int64_t(mine)}, group, {.tag = "ddp join"});
-    const auto count = [&](Phase phase) { return std::count(phases.begin(), phases.end(), int64_t(phase)); };
-    const auto before = count(Phase::buffers), inside = count(Phase::backward);
-    std::vector<int> active;
-    std::string ended;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      if (phases[size_t(rank)] != int64_t(Phase::none)) active.push_back(rank);
-      else ended += str(ended.empty() ? "" : ", ", group.world_rank(rank));
-    }
-    LOCKSTEP_CHECK(before == 0 || inside == 0, "[join] expected all ranks to be in the same phase, got ", before,
-                   " before a forward and ", inside,
+    std::vector<int> ranks[3];  // by phase
+    for (int rank = 0; rank < group.size(); ++rank) ranks[phases[size_t(rank)]].push_back(rank);
+    const auto& [ended, before, inside] = ranks;
+    LOCKSTEP_CHECK(before.empty() || inside.empty(), "[join] expected all ranks to be in the same phase, got ",
+                   before.size(), " before a forward and ", inside.size(),
                    " in a backward; all must use ddp.call() or none, and call no_sync() for the same micro-batches");
-    LOCKSTEP_CHECK(!join->throws_on_early_end || active.empty() || ended.empty(), "[join] rank ", ended,
+    const Phase next = !before.empty() ? Phase::buffers : !inside.empty() ? Phase::backward : Phase::none;
+    if (next == Phase::none) return next;
+    std::vector<std::string> names;
+    for (const int rank : ended) names.push_back(str(group.world_rank(rank)));
+    LOCKSTEP_CHECK(!join->throws_on_early_end || ended.empty(), "[join] rank ", list_names(names, SIZE_MAX),
                    " has run out of data while others still have some; give all ranks the same number of batches, or "
                    "leave out throw_on_early_end");
-    if (active.empty()) return Phase::none;
-    join->active = std::move(active);
-    return before > 0 ? Phase::buffers : Phase::backward;
+    join->active = ranks[int(next)];
+    return next;
   }
 
   void answer_until_all_ended() {
-    for (Phase next = agree(Phase::none); next != Phase::none; next = agree(Phase::none))
+    for (Phase next; (next = agree(Phase::none)) != Phase::none;)
       next == Phase::backward ? answer_backward() : broadcast_buffers(join->active[0]);
     reducer->forget();
     // Ranks that ended early took fewer steps, so all ranks get the parameters of a rank that took the most steps.
@@ -263,9 +243,7 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     const NoGrad no_grad;
     for (Reducer::Parameter& p : reducer->parameters)
       if (!reducer->is_placeholder(p.variable.grad())) p.variable.clear_grad();
-    answers = true;
     reducer->add(true);
-    answers = false;
     for (Reducer::Parameter& p : reducer->parameters) p.variable.clear_grad();
   }
 
@@ -286,17 +264,14 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
   const Options options;
   dist::ProcessGroup& group;
   std::optional<Reducer> reducer;
-  std::vector<GradBucket> buckets;  // without their gradients
+  std::vector<GradBucket> buckets;  // with the gradients that the hook got last
   std::vector<std::string> tags;    // of the buckets' collectives
-
-  bool saw_forward = false;         // true: forwards ran through call(), and not all of their backwards have ended
-  int forwards = 0;                 // forwards whose backward has not begun
-  std::vector<bool> reachable;      // true for the parameters that the last forward's output depends on
-  std::vector<int> expected;        // static_graph: gradients that each parameter gets in a backward; empty: unknown
+  int forwards = 0;                 // find_unused_parameters: forwards through call() whose backward has not begun
+  static constexpr int uncounted = std::numeric_limits<int>::max();
+  // Gradients that each parameter gets in the next backward; empty: one each. static_graph: uncounted in the first one.
+  std::vector<int> expected;
   std::vector<bool> used_anywhere;  // true for the parameters that any rank used
-
   std::optional<JoinState> join;
-  bool answers = false;  // true while this rank, without data, takes part in the other ranks' collectives
 };
 
 // --- the interface ---
@@ -322,7 +297,7 @@ Variable Ddp::call(const std::function<Variable()>& forward) {
     d.broadcast_buffers(d.join ? d.join->active[0] : 0);
   }
   Variable output = forward();
-  if (d.options.find_unused_parameters && !d.options.static_graph && output.requires_grad()) d.look_at(output);
+  if (d.finds_unused() && output.requires_grad()) d.look_at(output);
   return output;
 }
 Variable Ddp::operator()(const Variable& x) {
@@ -351,10 +326,9 @@ nn::LoadReport Ddp::load_state(const nn::State& state, bool strict) {
 }
 
 nn::State without_wrapper(const nn::State& state, const std::string& prefix) {
-  const bool all = !state.empty() && std::all_of(state.begin(), state.end(),
-                                                 [&](const auto& entry) { return entry.first.starts_with(prefix); });
-  nn::State plain;
-  for (const auto& [name, tensor] : state) plain.emplace_back(all ? name.substr(prefix.size()) : name, tensor);
+  nn::State plain = state;
+  if (std::all_of(state.begin(), state.end(), [&](const auto& entry) { return entry.first.starts_with(prefix); }))
+    for (auto& [name, tensor] : plain) name.erase(0, prefix.size());
   return plain;
 }
 

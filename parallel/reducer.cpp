@@ -13,30 +13,24 @@ namespace lockstep::parallel {
 Reducer::Reducer(Policy& policy, dist::ProcessGroup* group, const Rules& rules, std::vector<Parameter> all)
     : parameters(std::move(all)), policy_(policy), group_(group), rules_(rules), ordered_(!rules.hooks) {
   int64_t largest = 0;
-  for (const Parameter& p : parameters)
-    if (p.variable.requires_grad()) largest = std::max(largest, p.variable.numel() * size_of(p.variable.dtype()));
-  Ref<Storage> emptied = Storage::allocate(largest, parameters.at(0).variable.device());
-  emptied->empty(rules.emptied);
-  placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
   std::vector<Variable> trained;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& p = parameters[i];
-    if (p.variable.requires_grad()) trained.push_back(p.variable);
-    if (!rules_.hooks) continue;
-    if (!p.variable.requires_grad()) {
-      if (!is_floating(p.variable.dtype())) continue;
-      p.variable.requires_grad_(true);
-      p.hooks[0] =
-          p.variable.on_grad_complete([this, i](Tensor&) { fail_unfrozen(rules_.name, parameters[i].name, group_); });
-      p.variable.requires_grad_(false);
-      continue;
+    Variable& v = p.variable;
+    const bool trains = v.requires_grad();
+    if (trains) {
+      trained.push_back(v);
+      largest = std::max(largest, v.numel() * size_of(v.dtype()));
+      if (rules_.hooks) p.hooks[0] = v.on_grad([this, i](const Tensor&) { return before_add(i), Tensor(); });
     }
-    p.hooks[0] = p.variable.on_grad([this, i](const Tensor&) {
-      before_add(i);
-      return Tensor();
-    });
-    p.hooks[1] = p.variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
+    if (!rules_.hooks || (!trains && !is_floating(v.dtype()))) continue;
+    v.requires_grad_(true);  // frozen parameters are watched too: a gradient of one is an Error
+    p.hooks[1] = v.on_grad_complete([this, i](Tensor&) { arrived(i); });
+    v.requires_grad_(trains);
   }
+  Ref<Storage> emptied = Storage::allocate(largest, parameters.at(0).variable.device());
+  emptied->empty(rules.emptied);
+  placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
   if (!rules_.hooks && rules_.exposes_grad) return;  // a GradientSum does not wrap the model
   shared_.emplace(trained, [group](double value, const char* what) {
     return group->size() == 1
@@ -58,11 +52,7 @@ void Reducer::cut(std::vector<Bucket> all) {
   order_.clear();
   for (size_t u = 0; u < buckets.size(); ++u) {
     if (!buckets[u].members.empty()) order_.push_back(u);
-    for (size_t member = 0; member < buckets[u].members.size(); ++member) {
-      Parameter& p = parameters[buckets[u].members[member]];
-      p.bucket = u;
-      p.index_in_bucket = member;
-    }
+    for (const size_t i : buckets[u].members) parameters[i].bucket = u;
   }
   // Allocates shared device memory now: that is collective, and in backward ranks would get here at different times.
   for (const size_t u : order_)
@@ -83,16 +73,15 @@ void Reducer::cut(const std::vector<size_t>& order, int64_t cap, int64_t first_c
                                              .group = first.device().is_cpu() || collective ? group_ : nullptr});
     for (const size_t index : indices) {
       bucket.members.push_back(order[index]);
-      bucket.offsets.push_back(bucket.numel);
+      parameters[order[index]].offset = bucket.numel;
       bucket.numel += variables[index].numel();
     }
   }
   cut(std::move(all));
 }
 
-Tensor Reducer::view(size_t u, const Tensor& flat, size_t member) const {
-  const Variable& p = parameters[buckets[u].members[member]].variable;
-  return flat.narrow(0, buckets[u].offsets[member], p.numel()).view(p.shape());
+Tensor Reducer::view(const Tensor& flat, const Parameter& p) {
+  return flat.narrow(0, p.offset, p.variable.numel()).view(p.variable.shape());
 }
 
 /// Returns memory for the gradients of one micro-batch of a bucket. The first micro-batch gets a buffer that is kept
@@ -115,11 +104,6 @@ Tensor Reducer::own_memory(size_t u) {
 
 // --- while gradients are collected, .grad is a placeholder: reading it is an Error; clearing it is noticed ---
 
-Tensor Reducer::placeholder(const Parameter& p) const {
-  return Tensor(placeholder_.storage(), 0, p.variable.shape(), contiguous_strides(p.variable.shape()),
-                p.variable.dtype());
-}
-
 /// Called when backward is about to add a gradient to .grad, but not in autograd's grad(), which leaves .grad alone.
 /// Clears .grad if it is the placeholder, or a view of flat memory whose reduction has already started. In the second
 /// case the new gradient comes too late, and arrived() raises an Error.
@@ -131,22 +115,12 @@ void Reducer::before_add(size_t i) {
   p.variable.clear_grad();
 }
 
-void Reducer::hold(const Bucket& bucket) {
-  if (!rules_.hooks) return;
-  for (const size_t i : bucket.members) {
-    Parameter& p = parameters[i];
-    if (!p.used || p.variable.numel() == 0) continue;
-    p.held = true;
-    p.variable.grad() = placeholder(p);
-  }
-}
-
 void Reducer::notice_cleared() {
   std::vector<size_t> cleared;
   const Parameter* kept = nullptr;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (!p.held) continue;
+    if (!holds(p)) continue;
     if (p.placeholder_cleared || is_placeholder(p.variable.grad())) kept = &p;
     else cleared.push_back(i);
   }
@@ -158,10 +132,9 @@ void Reducer::notice_cleared() {
                                  " was not; clear all of them or none"));
   }
   for (const size_t i : cleared) {
-    Parameter& p = parameters[i];
-    for (const Tensor& sum : buckets[p.bucket].sum.levels())
-      if (sum.defined()) view(p.bucket, sum, p.index_in_bucket).zero_();
-    p.held = p.used = false;
+    for (const Tensor& sum : buckets[parameters[i].bucket].sum.levels())
+      if (sum.defined()) view(sum, parameters[i]).zero_();
+    parameters[i].used = false;
   }
 }
 
@@ -171,10 +144,10 @@ void Reducer::forget() {
       finish(u);
     } catch (...) {}  // NOLINT: the result of this reduction is not needed
     buckets[u].sum = {};
-    buckets[u].flat = buckets[u].result = {};
+    buckets[u].flat = {};
   }
   for (Parameter& p : parameters) {
-    p.used = p.held = p.placeholder_cleared = false;
+    p.used = p.placeholder_cleared = false;
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
   }
   policy_.discarded();
@@ -184,24 +157,21 @@ void Reducer::forget() {
 
 void Reducer::begin_pass() {
   after_backward([this] { end(); }, [this] { abandon(); });
+  in_pass_ = true;
   begin(no_sync_ == 0);
 }
 
 void Reducer::begin(bool reduces) {
-  in_pass_ = true;
   syncing_ = reduces;
   next_ = 0;
   arrivals_.clear();
   notice_cleared();
-  for (Bucket& bucket : buckets) {
-    bucket.waiting = 0;
-    bucket.complete = false;
-  }
+  for (Bucket& bucket : buckets) bucket.waiting = 0;
   for (Parameter& p : parameters) {
     p.arrivals = 0;
     p.expected = 1;
   }
-  policy_.pass(Pass::begins);
+  if (in_pass_) policy_.pass(Pass::begins);
   std::vector<std::string> frozen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
@@ -218,15 +188,15 @@ std::string Reducer::Policy::unexpected(const Parameter& p) {
 }
 
 void Reducer::arrived(size_t i) {
-  if (!in_pass_) begin_pass();
   Parameter& p = parameters[i];
+  if (p.bucket == SIZE_MAX) fail_unfrozen(rules_.name, p.name, group_);
+  if (!in_pass_) begin_pass();
   if (p.arrivals >= p.expected) fail_everywhere(*group_, str("[", rules_.name, "] ", policy_.unexpected(p)));
   if (++p.arrivals == 1) arrivals_.push_back(i);
   p.used = true;
   if (rules_.at_once) take(i);
   if (p.arrivals < p.expected || --buckets[p.bucket].waiting > 0) return;
-  if (!syncing_) complete(p.bucket);
-  else if (rules_.overlap) launch();
+  if (rules_.overlap || !syncing_) launch();
   policy_.pass(Pass::bucket_complete, p.bucket);
 }
 
@@ -235,11 +205,15 @@ void Reducer::open(size_t u) {
   Bucket& bucket = buckets[u];
   bucket.flat = policy_.memory(u);
   if (!bucket.flat.defined()) bucket.flat = own_memory(u);
-  for (size_t member = 0; member < bucket.members.size(); ++member) {
-    const int64_t end = bucket.offsets[member] + parameters[bucket.members[member]].variable.numel(),
-                  next = member + 1 < bucket.members.size() ? bucket.offsets[member + 1] : bucket.numel;
+  int64_t end = 0;  // of the members so far
+  const auto zero_until = [&](int64_t next) {
     if (next > end) bucket.flat.narrow(0, end, next - end).zero_();
+  };
+  for (const size_t i : bucket.members) {
+    zero_until(parameters[i].offset);
+    end = parameters[i].offset + parameters[i].variable.numel();
   }
+  zero_until(bucket.numel);
 }
 
 /// Copies the gradient of parameter i into flat memory, or zeros if there is none. A gradient not cleared since the
@@ -248,7 +222,7 @@ void Reducer::take(size_t i) {
   Parameter& p = parameters[i];
   const Bucket& bucket = buckets[p.bucket];
   if (!bucket.flat.defined()) open(p.bucket);
-  const Tensor target = view(p.bucket, bucket.flat, p.index_in_bucket);
+  const Tensor target = view(bucket.flat, p);
   Tensor& grad = p.variable.grad();
   if (!grad.defined() || is_placeholder(grad)) {
     target.zero_();
@@ -260,63 +234,69 @@ void Reducer::take(size_t i) {
   const bool in_place = grad.storage() == target.storage() && grad.offset() == target.offset() && grad.is_contiguous();
   if (!in_place) target.copy_(grad);  // else the tape added to the flat memory directly
   p.used = true;
-  if (!rules_.hooks || (!rules_.exposes_grad && p.variable.numel() == 0)) p.variable.clear_grad();
-  else grad = rules_.exposes_grad ? target : placeholder(p);
+  if (rules_.hooks && rules_.exposes_grad) grad = target;
+  else p.variable.clear_grad();
 }
 
 /// Completes a bucket's flat memory for this micro-batch, and makes it a leaf of the summation tree.
 void Reducer::complete(size_t u) {
   Bucket& bucket = buckets[u];
-  bucket.complete = true;
   for (const size_t i : bucket.members)
     if (!rules_.at_once || parameters[i].arrivals == 0) take(i);
   policy_.filled(u, bucket.flat);
   bucket.sum.add(std::exchange(bucket.flat, {}));
-  if (!syncing_ || !rules_.exposes_grad) hold(bucket);
+  if (syncing_ && rules_.exposes_grad) return;
+  for (const size_t i : bucket.members)
+    if (const Variable& v = parameters[i].variable; holds(parameters[i]))
+      v.grad() = Tensor(placeholder_.storage(), 0, v.shape(), contiguous_strides(v.shape()), v.dtype());
 }
 
-/// Starts reductions of buckets in the fixed order `order_`, up to the first bucket that still waits for a gradient.
+/// Starts to reduce a bucket's sum over micro-batches.
+void Reducer::start(size_t u) {
+  const Tensor sum = buckets[u].sum.take();
+  buckets[u].finish = policy_.start(u, sum);
+  if (rules_.exposes_grad) buckets[u].flat = sum;
+}
+
+/// Completes buckets in the fixed order `order_`, up to the first that still waits for a gradient, and starts their
+/// reductions if the pass reduces.
 void Reducer::launch() {
   for (; next_ < order_.size() && buckets[order_[next_]].waiting == 0; ++next_) {
-    Bucket& bucket = buckets[order_[next_]];
-    if (!bucket.complete) complete(order_[next_]);
-    const Tensor sum = bucket.sum.take();
-    bucket.finish = policy_.start(order_[next_], sum);
-    if (rules_.exposes_grad) bucket.result = sum;
+    complete(order_[next_]);
+    if (syncing_) start(order_[next_]);
   }
 }
 
-void Reducer::reduce() {
-  launch();
+void Reducer::finish_all() {
   for (const size_t u : order_) finish(u);
   if (!rules_.exposes_grad) return;
   const std::vector<bool> used = policy_.used();
   for (size_t i = 0; i < used.size(); ++i) {
     Parameter& p = parameters[i];
     if (p.bucket == SIZE_MAX) continue;
-    if (used[i]) p.variable.grad() = view(p.bucket, buckets[p.bucket].result, p.index_in_bucket);
+    if (used[i]) p.variable.grad() = view(buckets[p.bucket].flat, p);
     else p.variable.clear_grad();
-    p.used = p.held = false;
+    p.used = false;
   }
-  for (Bucket& bucket : buckets) bucket.result = {};
+  for (Bucket& bucket : buckets) bucket.flat = {};
+}
+
+void Reducer::reduce() {
+  for (const size_t u : order_) start(u);
+  finish_all();
 }
 
 void Reducer::end() {
-  policy_.pass(Pass::backward_ends);
+  if (in_pass_) policy_.pass(Pass::backward_ends);
   const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.arrivals > 0; });
   if (any || rules_.exposes_grad || !rules_.hooks) {  // else this backward was for gradients of inputs only
-    for (const size_t u : order_) {
-      buckets[u].waiting = 0;
-      if (!syncing_ && !buckets[u].complete) complete(u);
-    }
-    if (syncing_) {
-      reduce();
-      if (!ordered_) agree_on_order();
-    }
+    for (const size_t u : order_) buckets[u].waiting = 0;
+    launch();
+    if (syncing_) finish_all();
+    if (syncing_ && !ordered_) agree_on_order();
   }
   for (Parameter& p : parameters) p.placeholder_cleared = false;
-  in_pass_ = false;
-  policy_.pass(Pass::ended);
+  if (std::exchange(in_pass_, false)) policy_.pass(Pass::ended);
 }
 
 void Reducer::add(bool reduces) {
@@ -355,7 +335,7 @@ void Reducer::agree_on_order() {
 void Reducer::abandon() noexcept {
   in_pass_ = false;
   for (Parameter& p : parameters)
-    if (p.arrivals > 0 || p.held) p.variable.clear_grad();
+    if (p.arrivals > 0 || holds(p)) p.variable.clear_grad();
   try {
     forget();
     policy_.pass(Pass::ended);

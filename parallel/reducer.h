@@ -34,12 +34,11 @@ class Reducer {
   struct Parameter {
     std::string name;
     Variable variable;
-    bool is_expert = false;  ///< true for an expert: other ranks have a different parameter at this index
-    size_t bucket = SIZE_MAX, index_in_bucket = 0;  ///< bucket; SIZE_MAX: frozen when the reducer was made
-    int expected = 1;                               ///< gradients expected in this pass
-    int arrivals = 0;                               ///< gradients that have arrived in this pass
-    bool used = false;                              ///< true once the parameter has got a gradient in this step
-    bool held = false;                 ///< true while the reducer holds the gradients; .grad is then the placeholder
+    bool is_expert = false;            ///< true for an expert: other ranks have a different parameter at this index
+    size_t bucket = SIZE_MAX;          ///< SIZE_MAX: frozen when the reducer was made
+    int64_t offset = 0;                ///< where it begins in the flat tensor of its bucket
+    int expected = 1, arrivals = 0;    ///< gradients in this pass
+    bool used = false;                 ///< true once the parameter has got a gradient in this step
     bool placeholder_cleared = false;  ///< true: the placeholder was removed, because a gradient is about to be added
     int hooks[2] = {0, 0};
     /// True if the parameter requires grad now.
@@ -47,19 +46,18 @@ class Reducer {
   };
   /// Parameters whose gradients are reduced by one collective, and lie in one flat tensor.
   struct Bucket {
-    std::vector<size_t> members;   ///< indices of parameters; empty: a frozen bucket, never reduced
-    std::vector<int64_t> offsets;  ///< where each member begins in the flat tensor; gaps between members hold zeros
-    int64_t numel = 0;             ///< elements of the flat tensor, gaps included
-    TensorOptions options = {};    ///< dtype and device of the flat tensor
-    DType dtype = f32;             ///< dtype of the parameters
+    std::vector<size_t> members;          ///< indices of parameters, by offset; empty: a frozen bucket, never reduced
+    int64_t numel = 0;                    ///< elements of the flat tensor; gaps between members hold zeros
+    TensorOptions options = {};           ///< dtype and device of the flat tensor
+    DType dtype = f32;                    ///< dtype of the parameters
     dist::ProcessGroup* group = nullptr;  ///< ranks that share the bucket's own memory; null: only this rank reads it
 
-    Tensor flat = {};        ///< gradients of the current micro-batch; undefined before the first one
-    dist::TreeSum sum = {};  ///< gradients of earlier micro-batches
-    Tensor kept = {};        ///< memory that is kept between steps
-    Tensor result = {};      ///< with Rules::exposes_grad: the tensor being reduced, until .grad is a view of it
-    int waiting = 0;         ///< members that still expect a gradient in this pass
-    bool complete = false;   ///< true once all gradients of this pass are in `sum`
+    /// Gradients of the current micro-batch; undefined before the first one. With Rules::exposes_grad also the sum that
+    /// is being reduced, until .grad are views of it.
+    Tensor flat = {};
+    dist::TreeSum sum = {};             ///< gradients of earlier micro-batches
+    Tensor kept = {};                   ///< memory that is kept between steps
+    int waiting = 0;                    ///< members that still expect a gradient in this pass
     std::function<void()> finish = {};  ///< completes the reduction that was started; empty: none is running
   };
   /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
@@ -78,7 +76,7 @@ class Reducer {
     bool adopts_grad = false;
     const char* emptied = "";  ///< error text for reading a placeholder
   };
-  /// A moment in the course of a pass.
+  /// A moment in the course of a backward.
   enum class Pass : uint8_t {
     begins,           ///< the policy may change the number of gradients that parameters expect
     bucket_complete,  ///< no further gradient of this bucket will arrive
@@ -99,7 +97,7 @@ class Reducer {
     /// gradient on some rank. The .grad of all other parameters stays undefined, so optimizers skip them (no weight
     /// decay, no momentum).
     virtual std::vector<bool> used() { return {}; }
-    /// Called at each moment of a pass that Pass lists.
+    /// Called at each moment of a backward that Pass lists.
     virtual void pass(Pass, size_t /*bucket*/ = SIZE_MAX) {}
     /// Called when the collected gradients have been discarded.
     virtual void discarded() {}
@@ -122,8 +120,8 @@ class Reducer {
   /// Divides parameters into buckets without gaps (plan_buckets(), flat.h), in the given order. collective: all
   /// ranks do so at the same time.
   void cut(const std::vector<size_t>& order, int64_t cap, int64_t first_cap, bool collective);
-  /// The part of a bucket's flat tensor that belongs to member number `member`, in the parameter's shape.
-  Tensor view(size_t bucket, const Tensor& flat, size_t member) const;
+  /// The part of its bucket's flat tensor that belongs to a parameter, in the parameter's shape.
+  static Tensor view(const Tensor& flat, const Parameter& p);
 
   // A pass begins when the first gradient arrives. A rank that will get no gradient calls begin_pass() so that it
   // takes part in the reductions.
@@ -156,15 +154,18 @@ class Reducer {
   std::vector<Bucket> buckets;        ///< the buckets given to cut()
 
  private:
-  Tensor placeholder(const Parameter& p) const;
+  /// True between passes if the reducer holds the parameter's gradients of this step. Unless the program has cleared
+  /// it, .grad is then the placeholder.
+  bool holds(const Parameter& p) const { return rules_.hooks && p.used && p.variable.numel() > 0; }
   void before_add(size_t i);
   void arrived(size_t i);
   void open(size_t bucket);
   Tensor own_memory(size_t bucket);
   void take(size_t i);
   void complete(size_t bucket);
-  void hold(const Bucket& bucket);
+  void start(size_t bucket);
   void launch();
+  void finish_all();
   void begin(bool reduces);
   void end();
   void abandon() noexcept;

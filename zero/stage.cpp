@@ -42,7 +42,10 @@ Tensor Stage::weight(const Unit&, const OwnedPiece& piece) {
 void Stage::listen() {
   std::vector<parallel::Reducer::Parameter> all;
   for (const Parameter& p : parameters)
-    all.push_back({.name = p.name, .variable = p.variable, .is_expert = is_expert(p)});
+    all.push_back({.name = p.name,
+                   .variable = p.variable,
+                   .is_expert = is_expert(p),
+                   .offset = p.unit == SIZE_MAX ? 0 : units[p.unit].layout.offsets[p.index_in_unit]});
   reducer_.emplace(
       *this, &group,
       parallel::Reducer::Rules{
@@ -58,7 +61,6 @@ void Stage::listen() {
     parallel::Reducer::Bucket& one = reduced.emplace_back();
     if (unit.trains)
       one = {.members = unit.parameters,
-             .offsets = unit.layout.offsets,
              .numel = unit.layout.full(),
              .options = {unit.gradient_dtype, device},
              .dtype = unit.dtype,
@@ -84,7 +86,7 @@ void Stage::filled(size_t u, const Tensor& flat) {
   if (!own_bad_.defined())
     own_bad_ = zeros({units.back().first + int64_t(units.back().parameters.size())}, {.dtype = i32, .device = device});
   std::vector<Tensor> gradients;
-  for (int64_t index = 0; index < members; ++index) gradients.push_back(reducer_->view(u, flat, size_t(index)));
+  for (const size_t i : units[u].parameters) gradients.push_back(reducer_->view(flat, reducer_->parameters[i]));
   find_nonfinite(gradients, own_bad_.narrow(0, units[u].first, members));
 }
 
