@@ -142,6 +142,7 @@ class StageModule : public nn::Module {
   }
   std::string name_of(int layer) const;
   Values run(int layer, const Values& inputs);
+  Values run(Chunk layers, Values values);
   const std::vector<LayerSpec> specs_;
   const std::vector<Chunk> chunks_;
   const int interval_;

@@ -70,7 +70,7 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
     for (size_t i = 1; i < stages.size(); ++i) hops_.push_back({stages[i], stages[i - 1], ties_.size()});
     ties_.push_back({key, stages, {}, nullptr});
   }
-  const PipelineCheck check = check_schedule(schedule_, tie_pairs());
+  const PipelineCheck check = check_schedule(schedule_, hops_);
   if (!check.right() && check_schedule(schedule_).right()) {
     fail(str("[pipeline] ", name_of(schedule_.request.kind),
              " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
@@ -78,8 +78,7 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
   }
   LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0],
                  "; correct EngineOptions::custom, or leave it out and choose a kind of schedule");
-  ahead_ = check.ahead;
-  step_list_ = step_of(schedule_, tie_pairs());
+  step_list_ = step_of(schedule_, hops_);
   if (world_) {
     agree();
     mesh_ = options_.mesh;
@@ -87,14 +86,13 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
       own_mesh_ = std::make_unique<parallel::Mesh>(parallel::Plan{.dp = ranks / stages, .pp = stages}, *world_);
       mesh_ = own_mesh_.get();
     }
-    if (stages > 1) pp_ = &mesh_->pp();
     if (mesh_->replicas().size() > 1) replicas_ = &mesh_->replicas();
     plan_ = mesh_->plan();
     at_ = mesh_->at();
     rank_ = at_.pp;
   }
   make_module();
-  make_links();
+  make_links(check.ahead);
   make_ties();
   for (const auto& p : module_->numbered_parameters()) {
     const auto tie = std::find_if(ties_.begin(), ties_.end(), [&](const Tie& one) { return one.key == p.tie; });
@@ -107,8 +105,7 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
     for (const Tie& tie : ties_)
       if (tie.stages[0] == schedule_.virtual_stage(rank_, c))
         variables.insert(variables.end(), tie.parameters.begin(), tie.parameters.end());
-    auto& sum = sums_.emplace_back();
-    if (!variables.empty()) sum.emplace(variables, options_.reduce ? replicas_ : nullptr, replicas_);
+    if (!variables.empty()) sums_.try_emplace(c, variables, options_.reduce ? replicas_ : nullptr, replicas_);
   }
 }
 
@@ -159,15 +156,8 @@ void PipelineEngine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Returns pairs of stages that share parameters: the first of a pair sends the parameters' gradients to the second.
-Ties PipelineEngine::tie_pairs() const {
-  Ties pairs;
-  for (const Hop& hop : hops_) pairs.emplace_back(hop.from, hop.to);
-  return pairs;
-}
-
 // Makes a link for each pair of ranks and direction that exchange activations, gradients or tied gradients.
-void PipelineEngine::make_links() {
+void PipelineEngine::make_links(int ahead) {
   std::set<std::tuple<Road, int, int>> wanted;
   const auto want = [&](Road road, int from, int to) {
     const int a = schedule_.place(from).rank, b = schedule_.place(to).rank;
@@ -177,13 +167,13 @@ void PipelineEngine::make_links() {
     want(Road::activation, stage, stage + 1);
     want(Road::gradient, stage + 1, stage);
   }
-  for (const Hop& hop : hops_) want(Road::tied, hop.from, hop.to);
+  for (const TiedStages& hop : hops_) want(Road::tied, hop.from, hop.to);
   const auto parameters = module_->parameters();
   const Device device = parameters.empty() ? default_device() : parameters[0].device();
   constexpr const char* names[] = {"activation", "gradient", "tied"};
   for (const auto& [road, from, to] : wanted) {
-    auto group = pp_->new_group({from, to}, str("pp.", names[int(road)], ".", from, "-", to));
-    if (group) links_.emplace(std::tuple(road, from, to), std::make_unique<Link>(group, device, ahead_));
+    auto group = mesh_->pp().new_group({from, to}, str("pp.", names[int(road)], ".", from, "-", to));
+    if (group) lanes_[{road, from, to}].link = std::make_unique<Link>(group, device, ahead);
   }
 }
 
@@ -201,7 +191,7 @@ void PipelineEngine::make_ties() {
       if (std::find(have.begin(), have.end(), at) == have.end()) have.push_back(at);
     }
     if (have.size() == 1) continue;
-    tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // the group's first rank adds the gradients
+    tie.ranks = mesh_->pp().new_group(have, "pp.tie." + tie.key);  // the group's first rank adds the gradients
     if (!tie.ranks) continue;
     parallel::check_agreement("pipeline", lines, *tie.ranks);
     for (const Variable& p : tie.parameters) tie.ranks->broadcast(p.tensor(), 0, {.tag = "tied " + tie.key});
@@ -226,7 +216,7 @@ std::optional<std::pair<int, int>> PipelineEngine::place_in_norm(const std::stri
 
 std::vector<dist::ProcessGroup*> PipelineEngine::groups() const {
   std::vector<dist::ProcessGroup*> all;
-  for (const auto& [road, link] : links_) all.push_back(&link->group());
+  for (const auto& [road, lane] : lanes_) all.push_back(&lane.link->group());
   for (const Tie& tie : ties_)
     if (tie.ranks) all.push_back(tie.ranks.get());
   return all;
@@ -234,7 +224,7 @@ std::vector<dist::ProcessGroup*> PipelineEngine::groups() const {
 
 int64_t PipelineEngine::bytes_sent() const {
   int64_t bytes = 0;
-  for (const auto& [road, link] : links_) bytes += link->bytes_sent();
+  for (const auto& [road, lane] : lanes_) bytes += lane.link->bytes_sent();
   return bytes;
 }
 
