@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "dist/control.h"
-#include "parallel/agreement.h"
 #include "pipeline/link.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
@@ -66,7 +65,7 @@ void PipelineEngine::forward(const StepAction& a, Flight& f) {
   set_random_step(step_, random_number(a.micro_batch), f.random_call);
   f.outputs = module_->forward(size_t(a.chunk), f.inputs);
   if (stage_of(a) + 1 == virtual_stages_) {
-    const Variable loss = (*now_.loss)(f.outputs, targets_.extract(a.micro_batch).mapped());
+    const Variable loss = (*now_.loss)(f.outputs, std::exchange(f.targets, {}));
     LOCKSTEP_CHECK(loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
                    "[pipeline] expected the loss to be ",
                    now_.values == 1 ? "one floating number" : str(now_.values, " floating numbers"), ", got ",
@@ -92,7 +91,8 @@ void PipelineEngine::draw(const StepAction& a, Flight& f) {
     f.inputs.assign(next->inputs.begin(), next->inputs.end());
     f.random_call = random_state().call;
   }
-  if (is_last()) targets_[a.micro_batch] = std::move(next->targets);
+  const auto [rank, chunk] = schedule_.place(virtual_stages_ - 1);
+  if (rank == rank_) flights_[{chunk, a.micro_batch}].targets = std::move(next->targets);
 }
 
 void PipelineEngine::backward(const StepAction& a, Flight& f) {
@@ -141,12 +141,10 @@ void PipelineEngine::backward_weight(Flight& f) {
 template <class Fn> auto PipelineEngine::together(const Fn& fn) {
   try {
     return fn();
-  } catch (const dist::DistError&) {
-    abandon();
-    throw;
   } catch (const std::exception& e) {
     abandon();
-    if (Graph::is_recording()) throw;  // the code that records informs the other ranks
+    const bool others_know = dynamic_cast<const dist::DistError*>(&e);
+    if (others_know || Graph::is_recording()) throw;  // the code that records informs the other ranks
     if (!world_) fail(e.what());
     parallel::fail_everywhere(*world_, e.what());
   }

@@ -131,7 +131,8 @@ class PipelineEngine {
   /// A micro-batch in one of this rank's chunks of layers, from its forward to the end of its backward.
   struct Flight {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
-    std::vector<Tensor> gradients;  // gradients of the outputs
+    std::vector<Tensor> gradients;  // gradients of the outputs, then of the inputs
+    std::vector<Tensor> targets;    // on the last stage
     std::optional<SplitBackward> split;
     std::vector<std::pair<Variable, Tensor>> late;  // gradients kept until add() has those of tied parameters
     uint64_t random_call = 0;  // random calls made before the forward; after the forward, its calls are included
@@ -197,8 +198,7 @@ class PipelineEngine {
   /// Returns the key in shapes_ of the activation that `stage` sends. In training without dynamic_shapes, shapes are
   /// sent to another rank only once, and hold for all micro-batches (-1).
   std::pair<int, int> shapes_key(int stage, int micro_batch) const {
-    const PipelineSchedule& s = schedule_;
-    const bool is_far = s.place(stage).rank != s.place(stage + 1).rank;
+    const bool is_far = schedule_.place(stage).rank != schedule_.place(stage + 1).rank;
     return {stage, is_far && now_.training && !options_.dynamic_shapes ? -1 : micro_batch};
   }
   void expect(const Lists& all);
@@ -248,7 +248,6 @@ class PipelineEngine {
   uint64_t step_ = 0;
   std::map<std::pair<int, int>, Flight> flights_;   // by chunk and micro-batch
   std::map<Message, std::vector<Tensor>> arrived_;  // from another rank, or from another chunk of this rank
-  std::map<int, std::vector<Tensor>> targets_;      // of micro-batches, on the last stage
   std::vector<Tensor> losses_;                      // of micro-batches; undefined on other stages
   double waited_ = 0, ran_ = 0;  // waited_: seconds that the current run waits for messages; ran_: all its seconds
   // Device events at the start and the end of run(). Set if device streams, not the host, wait for messages.

@@ -19,18 +19,6 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
   return shapes;
 }
 
-Values Shapes::leaves(const std::vector<Tensor>& received) const {
-  Values values;
-  for (size_t i = 0; i < received.size(); ++i) values.emplace_back(received[i], tensors[i].wants_grad);
-  return values;
-}
-
-std::vector<Tensor> tensors_of(const Values& values) {
-  std::vector<Tensor> tensors;
-  for (const Variable& v : values) tensors.push_back(v.tensor());
-  return tensors;
-}
-
 std::string Shapes::text() const {
   std::string all;
   for (const One& one : tensors)

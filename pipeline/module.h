@@ -36,14 +36,9 @@ struct Shapes {
   static constexpr size_t max_tensors = 16;  ///< most tensors in a message
   /// Describes `values`. Error for more than max_tensors tensors.
   static Shapes of(const Values& values, uint64_t random_call);
-  /// Makes the received tensors leaves of the next stage's tape.
-  Values leaves(const std::vector<Tensor>& tensors) const;
   /// Text for error messages: "f32 [4, 8], f32 [4] without gradient after 3 random calls".
   std::string text() const;
 };
-
-/// The tensors of `values`, without the tape.
-std::vector<Tensor> tensors_of(const Values& values);
 
 /// A complete model that layers_of() divided into layers. Each stage trains some of its modules.
 struct FullModel {

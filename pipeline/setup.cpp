@@ -4,7 +4,6 @@
 
 #include "base/suggest.h"
 #include "nn/init.h"
-#include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine.h"
@@ -60,15 +59,15 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
                    layers_.size(), ", the layers; got ", bounds_.size(), " numbers from ", bounds_[0], " to ",
                    bounds_.back(), rising ? "" : " that do not all rise");
   }
-  std::map<std::string, std::set<int>> keys;
+  std::map<std::string, std::vector<int>> users;
   for (int stage = 0; stage < virtual_stages_; ++stage) {
     for (int i = bounds_[size_t(stage)]; i < bounds_[size_t(stage) + 1]; ++i)
-      for (const std::string& key : layers_[size_t(i)].ties) keys[key].insert(stage);
+      for (const std::string& key : layers_[size_t(i)].ties)
+        if (users[key].empty() || users[key].back() != stage) users[key].push_back(stage);
   }
-  for (const auto& [key, where] : keys) {
-    const std::vector<int> stages(where.begin(), where.end());
-    for (size_t i = 1; i < stages.size(); ++i) hops_.push_back({stages[i], stages[i - 1], ties_.size()});
-    ties_.push_back({key, stages, {}, nullptr});
+  for (const auto& [key, where] : users) {
+    for (size_t i = 1; i < where.size(); ++i) hops_.push_back({where[i], where[i - 1], ties_.size()});
+    ties_.push_back({key, where, {}, nullptr});
   }
   const PipelineCheck check = check_schedule(schedule_, hops_);
   if (!check.right() && check_schedule(schedule_).right()) {

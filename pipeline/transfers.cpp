@@ -30,7 +30,9 @@ void PipelineEngine::send_activation(const StepAction& a, Flight& f) {
   LOCKSTEP_CHECK(known->second == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
                  a.micro_batch, ", it gave ", known->second.text(),
                  " for the first one; make all micro-batches the same shape, or set dynamic_shapes");
-  send({Road::activation, stage, a.micro_batch}, stage + 1, tensors_of(f.outputs), is_new ? &shapes : nullptr);
+  std::vector<Tensor> tensors;
+  for (const Variable& v : f.outputs) tensors.push_back(v.tensor());
+  send({Road::activation, stage, a.micro_batch}, stage + 1, std::move(tensors), is_new ? &shapes : nullptr);
   if (!now_.training) f.outputs.clear();
 }
 
@@ -38,7 +40,7 @@ void PipelineEngine::receive_activation(const StepAction& a, Flight& f) {
   const int from = stage_of(a) - 1;
   const auto tensors = fetch({Road::activation, from, a.micro_batch});
   const Shapes& shapes = shapes_.at(shapes_key(from, a.micro_batch));
-  f.inputs = shapes.leaves(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) f.inputs.emplace_back(tensors[i], shapes.tensors[i].wants_grad);
   f.random_call = shapes.random_call;
 }
 
@@ -187,9 +189,9 @@ double PipelineEngine::norm(const std::vector<std::pair<std::string, double>>& s
   if (plan_.pp > 1) {
     const int64_t max_norms = dist::all_reduced<int64_t>({int64_t(norms.size())}, mesh_->pp(),
                                                          {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
-    std::vector<double> mine(size_t(3 * max_norms), -1);
-    size_t at = 0;
-    for (const auto& [number, value] : norms) mine[at++] = number.first, mine[at++] = number.second, mine[at++] = value;
+    std::vector<double> mine;
+    for (const auto& [at, value] : norms) mine.insert(mine.end(), {double(at.first), double(at.second), value});
+    mine.resize(size_t(3 * max_norms), -1);
     const std::vector<double> words = dist::all_gathered(mine, mesh_->pp(), {.tag = "norms"});
     for (size_t i = 0; i + 2 < words.size(); i += 3)
       if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];
@@ -215,7 +217,6 @@ double PipelineEngine::clip_grad_norm(double max_norm) {
 /// Drops what is known of single micro-batches.
 void PipelineEngine::drop_flights() noexcept {
   flights_.clear();
-  targets_.clear();
   std::erase_if(shapes_, [](const auto& one) { return one.first.second >= 0; });
 }
 
