@@ -62,7 +62,8 @@ void PipelineEngine::act(const StepAction& a) {
 // --- computations ---
 
 void PipelineEngine::forward(const StepAction& a, Flight& f) {
-  set_random_step(step_, random_number(a.micro_batch), f.random_call);
+  // Context-parallel ranks hold different tokens of a micro-batch, so each has a random stream of its own.
+  set_random_step(step_, uint64_t(number(a.micro_batch) * plan_.cp + at_.cp), f.random_call);
   f.outputs = module_->forward(size_t(a.chunk), f.inputs);
   if (stage_of(a) + 1 == virtual_stages_) {
     const Variable loss = (*now_.loss)(f.outputs, std::exchange(f.targets, {}));
@@ -84,9 +85,8 @@ void PipelineEngine::draw(const StepAction& a, Flight& f) {
   const int64_t number = this->number(a.micro_batch);
   set_random_step(step_, uint64_t(number));
   std::optional<Sample> next = (*now_.data)(number);
-  if (!next)
-    fail(str("[pipeline] the data ended before micro-batch ", number, " of step ", step_, ", expected ",
-             int64_t(now_.micro_batches) * plan_.dp, " micro-batches; give more data, or take fewer steps"));
+  LOCKSTEP_CHECK(next, "[pipeline] the data ended before micro-batch ", number, " of step ", step_, ", expected ",
+                 int64_t(now_.micro_batches) * plan_.dp, " micro-batches; give more data, or take fewer steps");
   if (stage_of(a) == 0) {
     f.inputs.assign(next->inputs.begin(), next->inputs.end());
     f.random_call = random_state().call;

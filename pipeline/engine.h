@@ -184,9 +184,6 @@ class PipelineEngine {
   int stage_of(const StepAction& a) const { return schedule_.virtual_stage(rank_, a.chunk); }
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
-  /// Returns the index of a micro-batch's random stream. It differs between context-parallel ranks, because
-  /// they hold different tokens.
-  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
 
   // Defined in transfers.cpp:
   void send_activation(const StepAction& a, Flight& f);

@@ -66,10 +66,9 @@ std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
 std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers) {
   std::vector<std::string> kinds;
   for (int i = 0; i < int(layers.size()); ++i) {
-    kinds.push_back(layers[size_t(i)].kind);
-    if (!kinds.back().empty()) continue;
-    const auto made = build(layers, i);
-    kinds.back() = made ? made->kind() : "function";
+    const std::string& known = layers[size_t(i)].kind;
+    const auto made = known.empty() ? build(layers, i) : nullptr;
+    kinds.push_back(!known.empty() ? known : made ? made->kind() : "function");
   }
   return kinds;
 }
@@ -165,7 +164,8 @@ std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
     for (auto& p : module->named_parameters()) {
       if (!visited.insert(p.variable.impl().get()).second) continue;
       const auto tie = spec.full ? std::find(spec.ties.begin(), spec.ties.end(), p.name) : spec.ties.begin();
-      all.push_back({nn::joined(name_of(i), p.name), p.variable, i, place++, tie == spec.ties.end() ? "" : *tie, i});
+      all.push_back({p, i, place++, tie == spec.ties.end() ? "" : *tie, i});
+      all.back().name = nn::joined(name_of(i), p.name);
       if (!spec.full) continue;
       const auto same = [&](const LayerSpec& other) { return other.full == spec.full; };
       all.back().layer = int(std::find_if(specs_.begin(), specs_.end(), same) - specs_.begin());
@@ -179,15 +179,14 @@ std::vector<nn::NamedParameter> StageModule::own_parameters(size_t chunk) {
   const auto [begin, end] = chunks_.at(chunk);
   std::vector<nn::NamedParameter> own;
   for (auto& p : numbered_parameters())
-    if (p.tie.empty() && p.user >= begin && p.user < end && p.variable.requires_grad())
-      own.push_back({p.name, p.variable});
+    if (p.tie.empty() && p.user >= begin && p.user < end && p.variable.requires_grad()) own.push_back(p);
   return own;
 }
 
 std::vector<nn::NamedParameter> StageModule::tied_parameters(const std::string& key) {
   std::vector<nn::NamedParameter> tied;
   for (auto& p : numbered_parameters())
-    if (p.tie == key && p.variable.requires_grad()) tied.push_back({p.name, p.variable});
+    if (p.tie == key && p.variable.requires_grad()) tied.push_back(p);
   return tied;
 }
 

@@ -110,9 +110,7 @@ class StageModule : public nn::Module {
   /// are recomputed in backward. An Error names the layer that failed.
   Values forward(size_t chunk, const Values& inputs);
   /// A parameter with its position in the whole model.
-  struct Numbered {
-    std::string name;
-    Variable variable;
+  struct Numbered : nn::NamedParameter {
     int layer = 0, place = 0;  ///< first layer that uses the parameter, and the index there; the same on all ranks
     std::string tie = {};      ///< key of the tie; empty when no other layer uses the parameter
     int user = 0;              ///< first layer of this rank that uses the parameter

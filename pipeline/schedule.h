@@ -76,11 +76,12 @@ std::string refusal_of(const PipelineRequest& request);
 /// Makes the schedule for this request. Error with the text of refusal_of() if none exists. A pure function.
 PipelineSchedule make_schedule(const PipelineRequest& request);
 
-/// Two virtual stages that share a weight: `to` adds its gradient to the gradient of `from`. key: the caller's number.
+/// Two virtual stages that share a weight: `to` adds its gradient to the gradient of `from`.
 struct TiedStages {
   int from, to;
-  size_t key = 0;
+  size_t key = 0;  ///< which weight, as the caller numbers them
 };
+/// All pairs of stages that share a weight.
 using Ties = std::vector<TiedStages>;
 
 /// Completes the lists of `schedule`, which may be your own, to those of a training step. Adds the draws of

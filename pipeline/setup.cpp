@@ -43,16 +43,14 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
                  " stages, got one of ", schedule_.request.stages, "; set Request::stages of EngineOptions::custom");
   virtual_stages_ = schedule_.virtual_stages();
   if (options_.bounds.empty()) {
-    const bool by_type = options_.split.method == SplitBy::Method::type,
-               by_parameters = options_.split.method == SplitBy::Method::parameters;
-    const std::vector<std::string> kinds = by_type ? kinds_of(layers_) : std::vector<std::string>(layers_.size());
-    bounds_ = balance(
-        weights_of(options_.split, kinds, by_parameters ? parameters_of(layers_) : std::vector<double>(layers_.size())),
-        schedule_);
+    std::vector<std::string> kinds(layers_.size());
+    if (options_.split.method == SplitBy::Method::type) kinds = kinds_of(layers_);
+    std::vector<double> parameters;
+    if (options_.split.method == SplitBy::Method::parameters) parameters = parameters_of(layers_);
+    bounds_ = balance(weights_of(options_.split, kinds, parameters), schedule_);
   } else {
     bounds_ = options_.bounds;
-    const bool rising =
-        std::adjacent_find(bounds_.begin(), bounds_.end(), [](int a, int b) { return a >= b; }) == bounds_.end();
+    const bool rising = std::adjacent_find(bounds_.begin(), bounds_.end(), std::greater_equal<>()) == bounds_.end();
     LOCKSTEP_CHECK(int(bounds_.size()) == virtual_stages_ + 1 && rising && bounds_[0] == 0 &&
                        bounds_.back() == int(layers_.size()),
                    "[pipeline] expected bounds to be ", virtual_stages_ + 1, " rising numbers from 0 to ",
@@ -70,21 +68,17 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
     ties_.push_back({key, where, {}, nullptr});
   }
   const PipelineCheck check = check_schedule(schedule_, hops_);
-  if (!check.right() && check_schedule(schedule_).right()) {
-    fail(str("[pipeline] ", name_of(schedule_.request.kind),
-             " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
-             "; use 1f1b, or untie them"));
-  }
+  LOCKSTEP_CHECK(check.right() || !check_schedule(schedule_).right(), "[pipeline] ", name_of(schedule_.request.kind),
+                 " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
+                 "; use 1f1b, or untie them");
   LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0],
                  "; correct EngineOptions::custom, or leave it out and choose a kind of schedule");
   step_list_ = step_of(schedule_, hops_);
   if (world_) {
     agree();
-    mesh_ = options_.mesh;
-    if (!mesh_) {
-      own_mesh_ = std::make_unique<parallel::Mesh>(parallel::Plan{.dp = ranks / stages, .pp = stages}, *world_);
-      mesh_ = own_mesh_.get();
-    }
+    const parallel::Plan plan{.dp = ranks / stages, .pp = stages};
+    if (!options_.mesh) own_mesh_ = std::make_unique<parallel::Mesh>(plan, *world_);
+    mesh_ = own_mesh_ ? own_mesh_.get() : options_.mesh;
     if (mesh_->replicas().size() > 1) replicas_ = &mesh_->replicas();
     plan_ = mesh_->plan();
     at_ = mesh_->at();

@@ -2,7 +2,6 @@
 // all messages, so a rank can start to receive the next message before it needs it.
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "dist/numbers.h"
 #include "optim/optimizer.h"
