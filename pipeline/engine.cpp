@@ -65,7 +65,7 @@ void PipelineEngine::forward(const StepAction& a, Flight& f) {
   // Context-parallel ranks hold different tokens of a micro-batch, so each has a random stream of its own.
   set_random_step(step_, uint64_t(number(a.micro_batch) * plan_.cp + at_.cp), f.random_call);
   f.outputs = module_->forward(size_t(a.chunk), f.inputs);
-  if (stage_of(a) + 1 == virtual_stages_) {
+  if (stage_of(a) + 1 == schedule_.virtual_stages()) {
     const Variable loss = (*now_.loss)(f.outputs, std::exchange(f.targets, {}));
     LOCKSTEP_CHECK(loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
                    "[pipeline] expected the loss to be ",
@@ -91,12 +91,12 @@ void PipelineEngine::draw(const StepAction& a, Flight& f) {
     f.inputs.assign(next->inputs.begin(), next->inputs.end());
     f.random_call = random_state().call;
   }
-  const auto [rank, chunk] = schedule_.place(virtual_stages_ - 1);
+  const auto [rank, chunk] = schedule_.place(schedule_.virtual_stages() - 1);
   if (rank == rank_) flights_[{chunk, a.micro_batch}].targets = std::move(next->targets);
 }
 
 void PipelineEngine::backward(const StepAction& a, Flight& f) {
-  const bool last = stage_of(a) + 1 == virtual_stages_, full = a.what == Do::backward;
+  const bool last = stage_of(a) + 1 == schedule_.virtual_stages(), full = a.what == Do::backward;
   const auto is_data = [](const Variable& v) { return !v.requires_grad(); };
   auto before = full ? take_tied(a) : std::vector<std::pair<Variable, Tensor>>();
   Variable root;

@@ -109,7 +109,7 @@ class PipelineEngine {
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
   bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< true if this rank holds the first layer
   /// True if this rank holds the last layer.
-  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
+  bool is_last() const { return schedule_.place(schedule_.virtual_stages() - 1).rank == rank_; }
   /// Times of all ranks by world rank, the same on every rank. A step replayed from a graph does not update them.
   const std::vector<RankTime>& times() const { return times_; }
   /// Idle seconds of all ranks, divided by their idle and busy seconds, in the last train_batch(): the "bubble" of
@@ -217,7 +217,7 @@ class PipelineEngine {
   dist::ProcessGroup* replicas_ = nullptr;  // null for a single rank
   parallel::Plan plan_;                     // plan_: the mesh's plan; at_: this rank's coordinates
   parallel::Coordinates at_;
-  int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
+  int rank_ = 0;  // this rank's stage
   PipelineSchedule schedule_;
   Lists step_list_;  // of a training step
   std::vector<int> bounds_;

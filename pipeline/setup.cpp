@@ -41,7 +41,6 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
                               : make_schedule({options_.schedule, stages, options_.micro_batches, options_.chunks});
   LOCKSTEP_CHECK(schedule_.request.stages == stages, "[pipeline] expected a schedule of ", stages,
                  " stages, got one of ", schedule_.request.stages, "; set Request::stages of EngineOptions::custom");
-  virtual_stages_ = schedule_.virtual_stages();
   if (options_.bounds.empty()) {
     std::vector<std::string> kinds(layers_.size());
     if (options_.split.method == SplitBy::Method::type) kinds = kinds_of(layers_);
@@ -51,14 +50,14 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
   } else {
     bounds_ = options_.bounds;
     const bool rising = std::adjacent_find(bounds_.begin(), bounds_.end(), std::greater_equal<>()) == bounds_.end();
-    LOCKSTEP_CHECK(int(bounds_.size()) == virtual_stages_ + 1 && rising && bounds_[0] == 0 &&
+    LOCKSTEP_CHECK(int(bounds_.size()) == schedule_.virtual_stages() + 1 && rising && bounds_[0] == 0 &&
                        bounds_.back() == int(layers_.size()),
-                   "[pipeline] expected bounds to be ", virtual_stages_ + 1, " rising numbers from 0 to ",
+                   "[pipeline] expected bounds to be ", schedule_.virtual_stages() + 1, " rising numbers from 0 to ",
                    layers_.size(), ", the layers; got ", bounds_.size(), " numbers from ", bounds_[0], " to ",
                    bounds_.back(), rising ? "" : " that do not all rise");
   }
   std::map<std::string, std::vector<int>> users;
-  for (int stage = 0; stage < virtual_stages_; ++stage) {
+  for (int stage = 0; stage < schedule_.virtual_stages(); ++stage) {
     for (int i = bounds_[size_t(stage)]; i < bounds_[size_t(stage) + 1]; ++i)
       for (const std::string& key : layers_[size_t(i)].ties)
         if (users[key].empty() || users[key].back() != stage) users[key].push_back(stage);
@@ -156,7 +155,7 @@ void PipelineEngine::make_links(int ahead) {
     const int a = schedule_.place(from).rank, b = schedule_.place(to).rank;
     if (a != b) wanted.insert({road, a, b});
   };
-  for (int stage = 0; stage + 1 < virtual_stages_; ++stage) {
+  for (int stage = 0; stage + 1 < schedule_.virtual_stages(); ++stage) {
     want(Road::activation, stage, stage + 1);
     want(Road::gradient, stage + 1, stage);
   }
