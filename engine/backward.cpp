@@ -72,10 +72,7 @@ void EngineBase::Impl::after_forward() {
 /// Lets the random stream of a micro-batch continue with call number `calls`: the calls before it were made to load the
 /// data. Ranks that share a micro-batch hold different tokens of it, so each gets a random stream of its own.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t calls) {
-  set_random_step(uint64_t(global_steps), uint64_t(micro_batch * context_ranks + group->rank() % context_ranks));
-  RandomState random = random_state();
-  random.call = calls;
-  set_random_state(random);
+  set_random_step(uint64_t(global_steps), uint64_t(micro_batch * context_ranks + group->rank() % context_ranks), calls);
 }
 
 /// Runs at the first gradient of a backward.

@@ -90,7 +90,7 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
 /// result has the micro-batches' indices, but no data.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
-  if (!graphs.may_draw()) return ahead;
+  if (!is_between_steps()) return ahead;
   try {
     do {
       const int64_t number = micro_batch(int64_t(ahead.size()));
@@ -105,13 +105,14 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
 }
 
 /// Runs the list of actions of a step (parallel/step.h), except those of micro-batches that backward() has already run.
-/// With pipeline stages or tensor parallelism, run_schedule() runs all micro-batches first.
+/// With pipeline stages or tensor parallelism, run_schedule() runs all micro-batches first, unless a graph has replayed
+/// them.
 void EngineBase::Impl::train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode) {
   now.data = &data;
   now.ahead.assign(ahead.begin(), ahead.end());
   std::vector<StepAction> list;
   if (part) {
-    run_schedule(data, ahead);
+    if (mode != parallel::Mode::replay) run_schedule(data, ahead);
     parallel::add_tail(list, true);
   } else {
     list = parallel::step_of(numbering(), group->rank() / context_ranks);

@@ -139,6 +139,10 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   double own_factor() const;       // factor that this engine applies to a loss
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
+  /// True outside of no_sync() while no micro-batch of the coming step has run: its data may be loaded in advance.
+  bool is_between_steps() const {
+    return micros.empty() && pending == 0 && micro_steps % accumulation == 0 && no_sync_depth == 0;
+  }
   int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` places later
   /// Seeds the random numbers of a micro-batch, and skips the first `calls` of them: loading the micro-batch's data has
   /// used these already.
@@ -163,7 +167,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   /// Runs forward, and returns the loss summed over `tokens` targets; if their number is unknown (-1), the mean loss.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
-  /// Runs a step of train_batch(), or records it.
+  /// Runs a step of train_batch(), records it, or does what a replay leaves to the host.
   void train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode = parallel::Mode::eager);
   void act(const parallel::StepAction& a);  // executes an action of the step's list
   void end_micro_batch();                   // counts a micro-batch, or all that run_schedule() ran

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <ranges>
 #include <sstream>
 #include <string_view>
 
-#include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "dist/fingerprint.h"
 #include "dist/numbers.h"
@@ -100,7 +100,7 @@ std::string StepGraphs::who_listens(std::vector<uint64_t>& state) const {
 std::string StepGraphs::why_not(const std::vector<MicroBatch>& step, bool has_metric,
                                 std::vector<uint64_t>& state) const {
   const Device device = m_.model.parameters().at(0).device();
-  if (!may_draw()) return "train_batch() ends a step that backward() has begun";
+  if (!m_.is_between_steps()) return "train_batch() ends a step that backward() has begun";
   if (int64_t(step.size()) < m_.accumulation) return "a micro-batch shares memory with other data";
   if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() will throw the Error about it
   if (m_.unsplit.forward) return "the forward is not the model's own";
@@ -139,11 +139,6 @@ bool StepGraphs::are_wanted() {
   return wanted_ && never_ != on_cpu && decline(never_);
 }
 
-/// True outside of no_sync() while no micro-batch of the coming step has run.
-bool StepGraphs::may_draw() const {
-  return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
-}
-
 /// The reason of the first rank that has a reason against a graph; "" if no rank has one.
 std::string StepGraphs::agreed_reason(const std::string& mine) const {
   const std::vector<std::string> all = dist::gather_texts(mine, m_.world, "why a step is no graph");
@@ -161,16 +156,13 @@ std::string StepGraphs::other_calls(const std::vector<std::string>& mine, dist::
   for (const std::string& one : dist::gather_texts(text, ranks, "collectives of a graph")) all.emplace_back(one);
   std::vector<std::string> lines(all.size());
   for (int number = 1;; ++number) {
-    bool any = false;
-    for (size_t r = 0; r < all.size(); ++r) {
-      if (std::getline(all[r], lines[r])) any = true;
-      else lines[r] = "nothing";
-    }
+    for (size_t r = 0; r < all.size(); ++r)
+      if (!std::getline(all[r], lines[r])) lines[r] = "nothing";
     for (size_t r = 1; r < lines.size(); ++r)
       if (lines[r] != lines[0])
         return str("collective ", number, " of it is ", lines[0], " on rank ", ranks.world_rank(0), ", ", lines[r],
                    " on rank ", ranks.world_rank(int(r)));
-    if (!any) return "";
+    if (lines[0] == "nothing") return "";
   }
 }
 
@@ -185,12 +177,12 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
   const std::vector<int64_t> votes = dist::all_gathered<int64_t>({hash_of(mine), shapes, model, own_tokens}, m_.world,
                                                                  {.tag = "whether a step is a graph"});
   std::vector<int64_t> reasons, key, models;
-  double tokens = 0;
+  m_.tokens = 0;
   for (size_t at = 0; at < votes.size(); at += 4) {
     reasons.push_back(votes[at]);
     key.push_back(votes[at + 1]);
     models.push_back(votes[at + 2]);
-    tokens += double(votes[at + 3]);
+    m_.tokens += double(votes[at + 3]);
   }
   if (reasons != std::vector<int64_t>(reasons.size())) {  // at least one rank has a reason
     const auto [agreed, fresh] = agreed_.try_emplace(reasons);
@@ -206,18 +198,17 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
     one = Recorded{.models = std::move(models), .moves = moves, .refused = moves > 3};
     return one.refused && decline("parameters, buffers or modes of the model change between steps");
   }
-  return (one.graph || record(one, step)) && replay(one, step, metric, tokens);
+  m_.begin_random(step[0].number, step[0].calls);
+  return (one.graph || record(one, step)) && replay(one, step, metric);
 }
 
 bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   const Device device = m_.model.parameters().at(0).device();
   const auto number = [&] { return empty({}, {.dtype = f64, .device = device}); };
   Recorded made{.models = to.models, .moves = to.moves, .step = step, .factor = number()};
-  m_.tokens = 0;
   for (MicroBatch& one : made.step) {
     for (Tensor* x : tensors_of(one.sample)) *x = empty_like(*x);
     made.tokens.push_back(one.tokens > 0 ? number() : Tensor());
-    if (!m_.part) m_.tokens += double(std::max<int64_t>(one.tokens, 0));
   }
   const AtEnd undoes([this, before = m_.micro_steps] {
     m_.now = {};
@@ -225,39 +216,32 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
     m_.micro_steps = before;
   });
   std::string reason;
-  const std::vector<dist::ProcessGroup*> all = groups();
-  for (dist::ProcessGroup* group : all) group->take_recorded();  // discard collectives of the program's own graphs
+  for (dist::ProcessGroup* group : groups())
+    made.calls.emplace_back(group, group->take_recorded());  // those of the program's own graphs: replaced below
   if (m_.part) m_.part->prepare_capture();
   try {
-    Graph graph(device);
     m_.now = {.graph = &made};
-    m_.begin_random(step[0].number, step[0].calls);
-    graph.record([&] { m_.train({}, made.step, parallel::Mode::record); });
+    made.graph.emplace(device).record([&] { m_.train({}, made.step, parallel::Mode::record); });
     for (const Micro& one : m_.micros) made.losses.push_back(one.loss);
     made.update = m_.zero->captured();
-    made.graph.emplace(std::move(graph));
   } catch (const std::exception& error) { reason = error.what(); }
-  for (dist::ProcessGroup* group : all) made.calls.push_back(group->take_recorded());
+  for (auto& [group, calls] : made.calls) calls = group->take_recorded();
   reason = agreed_reason(reason);
   if (reason.empty()) {
-    for (size_t i = 0; i < all.size(); ++i)  // for all groups, even after a difference: other_calls() is collective
-      if (const std::string found = other_calls(made.calls[i], *all[i]); reason.empty()) reason = found;
+    for (const auto& [group, calls] : made.calls)  // all groups, even after a difference: other_calls() is collective
+      if (const std::string found = other_calls(calls, *group); reason.empty()) reason = found;
     reason = agreed_reason(reason);
   }
-  if (!reason.empty()) {
-    to.refused = true;
-    return decline("a step cannot be recorded: " + reason);
-  }
+  to.refused = !reason.empty();
+  if (to.refused) return decline("a step cannot be recorded: " + reason);
   to = std::move(made);
   return true;
 }
 
-bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric,
-                        double tokens) {
+bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric) {
   const AtEnd over([this] { m_.now = {}; });
   m_.now = {.graph = &recorded, .metric = metric, .start = steady_seconds()};
   m_.set_factor(m_.own_factor());
-  m_.tokens = tokens;
   if (!m_.zero->can_replay(m_.step_options())) {
     m_.factor.reset();
     return decline("gradients would be scaled by a factor above 1");
@@ -270,7 +254,6 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
     m_.micros.push_back({recorded.losses[i], step[i].tokens});
   }
   recorded.factor.fill_(*m_.factor);
-  m_.begin_random(step[0].number, step[0].calls);
   m_.micro_steps += m_.accumulation;
   m_.forwards = 0;  // drop forwards that the caller ran before
   ++replays_;
@@ -279,15 +262,11 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
       m_.begin_update();
       m_.zero->before_replay(m_.now.options, recorded.update);
       std::function<void()> launch = [&] { recorded.graph->replay(); };
-      const std::vector<dist::ProcessGroup*> all = groups();
-      for (size_t i = all.size(); i-- > 0;)
-        launch = [&, i, next = std::move(launch)] { all[i]->replay(recorded.calls[i], next); };
+      for (const auto& [group, calls] : std::views::reverse(recorded.calls))
+        launch = [to = group, &what = calls, next = std::move(launch)] { to->replay(what, next); };
       launch();
     });
-    std::vector<parallel::StepAction> list;
-    parallel::add_tail(list, true);
-    parallel::run(
-        list, [this](const parallel::StepAction& a) { m_.act(a); }, parallel::Mode::replay);
+    m_.train({}, {}, parallel::Mode::replay);
   } catch (...) {
     drop();  // NCCL cannot end a communicator while a graph contains its collectives
     throw;

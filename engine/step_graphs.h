@@ -35,7 +35,7 @@ class StepGraphs {
     std::vector<int64_t> models = {};  // hashes of all ranks' models at the last run
     int moves = 0;                     // number of times `models` has changed
     bool refused = false;
-    std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
+    std::vector<std::pair<dist::ProcessGroup*, std::vector<std::string>>> calls = {};  // collectives recorded, by group
     // Inputs of the recording, allocated before it starts: memory allocated during a recording may be reused within it.
     std::vector<MicroBatch> step = {};
     Tensor factor = {};               // one element: the loss factor
@@ -52,8 +52,6 @@ class StepGraphs {
   void agree();
   /// True if steps may be replayed. Then call run() for each step; if run() returns false, run the step normally.
   bool are_wanted();
-  /// True if the data of the coming step may be loaded in advance.
-  bool may_draw() const;
   /// Records or replays a step, and returns true. Returns false, without effect, if it must run normally. Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
   void drop() { recorded_.clear(); }  ///< forgets all recordings
@@ -69,7 +67,7 @@ class StepGraphs {
   std::string agreed_reason(const std::string& mine) const;
   std::string other_calls(const std::vector<std::string>& mine, dist::ProcessGroup& ranks) const;
   bool record(Recorded& to, const std::vector<MicroBatch>& step);
-  bool replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric, double tokens);
+  bool replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric);
   bool decline(const std::string& reason);
 
   EngineBase::Impl& m_;

@@ -109,7 +109,7 @@ class PipelineEngine {
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
   bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< true if this rank holds the first layer
   /// True if this rank holds the last layer.
-  bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
+  bool is_last() const { return schedule_.place(schedule_.virtual_stages() - 1).rank == rank_; }
   /// Times of all ranks by world rank, the same on every rank. A step replayed from a graph does not update them.
   const std::vector<RankTime>& times() const { return times_; }
   /// Idle seconds of all ranks, divided by their idle and busy seconds, in the last train_batch(): the "bubble" of
@@ -131,7 +131,8 @@ class PipelineEngine {
   /// A micro-batch in one of this rank's chunks of layers, from its forward to the end of its backward.
   struct Flight {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
-    std::vector<Tensor> gradients;  // gradients of the outputs
+    std::vector<Tensor> gradients;  // gradients of the outputs, then of the inputs
+    std::vector<Tensor> targets;    // on the last stage
     std::optional<SplitBackward> split;
     std::vector<std::pair<Variable, Tensor>> late;  // gradients kept until add() has those of tied parameters
     uint64_t random_call = 0;  // random calls made before the forward; after the forward, its calls are included
@@ -144,11 +145,6 @@ class PipelineEngine {
     std::vector<Variable> parameters;           // empty when this rank uses none
     std::shared_ptr<dist::ProcessGroup> ranks;  // ranks that use the group; null if only one does, and on other ranks
   };
-  /// The gradients of a tie go from a stage to the previous one that uses the tie. tie: index in ties_.
-  struct Hop {
-    int from, to;
-    size_t tie;
-  };
   /// Identifies a message that the virtual stage `stage` sends. tie: index in ties_, for gradients of tied parameters.
   struct Message {
     Road road;
@@ -156,10 +152,11 @@ class PipelineEngine {
     size_t tie = 0;
     auto operator<=>(const Message&) const = default;
   };
-  /// A micro-batch's data, which the first and the last stage use.
-  struct Held {
-    Sample sample;
-    uint64_t random_call = 0;  // random calls that Data made while it drew the sample
+  /// A link from one rank to another, and the messages that will come over it to this rank, in order. Link::post() may
+  /// have been called for the first one.
+  struct Lane {
+    std::unique_ptr<Link> link;
+    std::deque<Message> expected;
   };
   /// A parameter, and its position in the whole model. trained: its requires_grad when the engine was made.
   struct Place : StageModule::Numbered {
@@ -169,53 +166,46 @@ class PipelineEngine {
   // Defined in setup.cpp:
   void agree() const;
   void make_module();
-  void make_links();
+  void make_links(int ahead);
   void make_ties();
-  Ties tie_pairs() const;
 
   // Defined in engine.cpp:
   void run(const Lists& all);
   void act(const StepAction& a);
-  void draw(const StepAction& a);
-  void forward(const StepAction& a);
-  void backward(const StepAction& a);
-  void backward_weight(const StepAction& a);
+  void draw(const StepAction& a, Flight& f);
+  void forward(const StepAction& a, Flight& f);
+  void backward(const StepAction& a, Flight& f);
+  void backward_weight(Flight& f);
   template <class Fn> auto together(const Fn& fn);
   /// Returns an object that adds the seconds of its lifetime to `to`.
   static auto stopwatch(double& to) {
     return AtEnd([&to, start = steady_seconds()] { to += steady_seconds() - start; });
   }
-  Flight& flight(const StepAction& a);
+  int stage_of(const StepAction& a) const { return schedule_.virtual_stage(rank_, a.chunk); }
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
-  /// Returns the index of a micro-batch's random stream. It differs between context-parallel ranks, because
-  /// they hold different tokens.
-  uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
 
   // Defined in transfers.cpp:
-  void send_activation(const StepAction& a);
-  void receive_activation(const StepAction& a);
-  void send_gradient(const StepAction& a);
-  void receive_gradient(const StepAction& a);
+  void send_activation(const StepAction& a, Flight& f);
+  void receive_activation(const StepAction& a, Flight& f);
   void send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes = nullptr);
-  bool post(Road road, int from_rank, bool must);
+  bool post(Lane& lane, bool must);
   std::vector<Tensor> fetch(const Message& wanted);
   static std::string tag(const Message& message);
   /// Returns the key in shapes_ of the activation that `stage` sends. In training without dynamic_shapes, shapes are
   /// sent to another rank only once, and hold for all micro-batches (-1).
   std::pair<int, int> shapes_key(int stage, int micro_batch) const {
-    const PipelineSchedule& s = schedule_;
-    const bool is_far = s.place(stage).rank != s.place(stage + 1).rank;
+    const bool is_far = schedule_.place(stage).rank != schedule_.place(stage + 1).rank;
     return {stage, is_far && now_.training && !options_.dynamic_shapes ? -1 : micro_batch};
   }
-  Link& link(Road road, int from, int to);
   void expect(const Lists& all);
-  std::vector<double> gather_losses();
+  std::vector<double> gather_losses(const std::vector<Tensor>& losses);
 
   std::vector<std::pair<Variable, Tensor>> take_tied(const StepAction& a);  // gradients from the next stage of each tie
-  void add(const StepAction& a);
+  void add(const StepAction& a, Flight& f);
   void reduce();
   std::vector<Variable> train_frozen();
+  void drop_flights() noexcept;
   void abandon() noexcept;
 
   const std::vector<LayerSpec> layers_;
@@ -223,12 +213,11 @@ class PipelineEngine {
   const Loss loss_;
   dist::ProcessGroup* const world_;  // null for a single process
   std::unique_ptr<parallel::Mesh> own_mesh_;
-  const parallel::Mesh* mesh_ = nullptr;                    // null for a single process
-  dist::ProcessGroup *pp_ = nullptr, *replicas_ = nullptr;  // null for a single rank
-  parallel::Plan plan_;                                     // plan_: the mesh's plan; at_: this rank's coordinates
+  const parallel::Mesh* mesh_ = nullptr;    // null for a single process
+  dist::ProcessGroup* replicas_ = nullptr;  // null for a single rank
+  parallel::Plan plan_;                     // plan_: the mesh's plan; at_: this rank's coordinates
   parallel::Coordinates at_;
-  int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
-  int ahead_ = 2;                      // Check::ahead
+  int rank_ = 0;  // this rank's stage
   PipelineSchedule schedule_;
   Lists step_list_;  // of a training step
   std::vector<int> bounds_;
@@ -236,14 +225,13 @@ class PipelineEngine {
   std::map<std::string, Place> places_;
   parallel::FrozenSince frozen_;
 
-  std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by sending and receiving rank
+  std::map<std::tuple<Road, int, int>, Lane> lanes_;  // by sending and receiving rank
   std::vector<Tie> ties_;
-  std::vector<Hop> hops_;
-  std::deque<std::optional<parallel::GradientSum>> sums_;  // by chunk; nullopt: nothing to train
+  // The gradients of a tie go from a stage to the previous one that uses the tie. key: index in ties_.
+  Ties hops_;
+  std::map<int, parallel::GradientSum> sums_;  // by chunk; without chunks that have nothing to train
   // Shapes of activations. Key: the virtual stage that sends them, and the micro-batch (-1: all micro-batches).
   std::map<std::pair<int, int>, Shapes> shapes_;
-  // Messages that will come, by kind (Road) and sending rank. Link::post() may have been called for the first one.
-  std::map<std::pair<Road, int>, std::deque<Message>> expected_;
 
   /// The current train_batch() or eval_batch().
   struct Run {
@@ -251,14 +239,13 @@ class PipelineEngine {
     int micro_batches = 1;
     bool training = false;
     const std::function<Variable(const Variable&)>* scale = nullptr;
-    const Loss* measure = nullptr;  // replaces the loss in evaluation; returns `values` numbers
+    const Loss* loss = nullptr;  // returns `values` numbers
     int values = 1;
   } now_;
   uint64_t step_ = 0;
   std::map<std::pair<int, int>, Flight> flights_;   // by chunk and micro-batch
   std::map<Message, std::vector<Tensor>> arrived_;  // from another rank, or from another chunk of this rank
-  std::map<int64_t, Held> samples_;
-  std::map<int64_t, Tensor> losses_;
+  std::vector<Tensor> losses_;                      // of micro-batches; undefined on other stages
   double waited_ = 0, ran_ = 0;  // waited_: seconds that the current run waits for messages; ran_: all its seconds
   // Device events at the start and the end of run(). Set if device streams, not the host, wait for messages.
   std::optional<std::pair<Event, Event>> took_;

@@ -16,7 +16,7 @@ struct Part {
 
 /// The modules and parameters that one layer uses.
 struct View : nn::Module {
-  explicit View(std::shared_ptr<nn::Module> of) : model(std::move(of)) {}
+  View(std::shared_ptr<nn::Module> of, std::vector<Part> some) : model(std::move(of)), parts(std::move(some)) {}
   void fields(nn::Fields& f) override {
     for (auto& [name, field, is_table] : parts)
       field.module ? f(name, *field.module)
@@ -45,7 +45,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
   std::map<const void*, std::vector<size_t>> users;
   std::vector<std::vector<nn::NamedParameter>> used(list.items.size());
   for (size_t i = 0; i < list.items.size(); ++i) {
-    View view(model);
+    View view(model, {});
     for (const auto& field : list.items[i].fields) {
       LOCKSTEP_CHECK(parts.count(key_of(field)), "[pipeline] layer ", i, " (", list.items[i].kind, ") of ",
                      model->kind(), " uses a ", field.module ? field.module->kind() : "parameter",
@@ -77,11 +77,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
       if (field.module)
         for (auto& [name, module] : field.module->named_modules()) below.push_back(module);
     }
-    spec.make = [model, own] {
-      auto view = std::make_unique<View>(model);
-      view->parts = own;
-      return view;
-    };
+    spec.make = [model, own] { return std::make_unique<View>(model, own); };
     spec.forward = [run = item.forward, takes = item.takes, below, again = recompute && item.repeats](
                        nn::Module*, const Values& in) {
       const auto fn = [&run, &below, takes](const Values& in) {

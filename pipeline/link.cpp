@@ -71,7 +71,6 @@ void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, cons
   for (; !sent_.empty() && is_done(sent_.front()); sent_.pop_front()) wait(sent_.front());
   if (between_devices_) keep_pace(sent_, ahead_ - 1);
   Message& message = sent_.emplace_back();
-  message.awaited = std::make_shared<std::atomic<bool>>(false);
   const auto give = [&](const Tensor& tensor, const std::string& name) {
     const Tensor contiguous = tensor.contiguous();
     message.tensors.push_back(between_devices_ || contiguous.device().is_cpu() ? contiguous : contiguous.to(cpu));
@@ -90,7 +89,6 @@ Shapes Link::receive_shapes(const std::string& tag) {
 
 void Link::post(const std::vector<Shapes::One>& tensors, const std::string& tag) {
   Message& message = posted_.emplace_back();
-  message.awaited = std::make_shared<std::atomic<bool>>(false);
   for (size_t i = 0; i < tensors.size(); ++i) {
     // True: receive the tensor directly on the device.
     const bool lands = device_.is_cpu() || (between_devices_ && tensors[i].on_device);

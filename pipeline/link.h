@@ -60,11 +60,10 @@ class Link {
   double take_waited();
 
  private:
-  using Flag = std::shared_ptr<std::atomic<bool>>;
   struct Message {
     std::vector<dist::Work> work;
     std::vector<Tensor> tensors;
-    Flag awaited;
+    std::shared_ptr<std::atomic<bool>> awaited = std::make_shared<std::atomic<bool>>(false);
   };
   int peer() const { return 1 - group_->rank(); }
   static void wait(Message& message);

@@ -19,18 +19,6 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
   return shapes;
 }
 
-Values Shapes::leaves(const std::vector<Tensor>& received) const {
-  Values values;
-  for (size_t i = 0; i < received.size(); ++i) values.emplace_back(received[i], tensors[i].wants_grad);
-  return values;
-}
-
-std::vector<Tensor> tensors_of(const Values& values) {
-  std::vector<Tensor> tensors;
-  for (const Variable& v : values) tensors.push_back(v.tensor());
-  return tensors;
-}
-
 std::string Shapes::text() const {
   std::string all;
   for (const One& one : tensors)
@@ -78,10 +66,9 @@ std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i) {
 std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers) {
   std::vector<std::string> kinds;
   for (int i = 0; i < int(layers.size()); ++i) {
-    kinds.push_back(layers[size_t(i)].kind);
-    if (!kinds.back().empty()) continue;
-    const auto made = build(layers, i);
-    kinds.back() = made ? made->kind() : "function";
+    const std::string& known = layers[size_t(i)].kind;
+    const auto made = known.empty() ? build(layers, i) : nullptr;
+    kinds.push_back(!known.empty() ? known : made ? made->kind() : "function");
   }
   return kinds;
 }
@@ -89,12 +76,12 @@ std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers) {
 std::vector<double> parameters_of(const std::vector<LayerSpec>& layers) {
   std::vector<double> counts;
   for (int i = 0; i < int(layers.size()); ++i) {
-    const LayerSpec& spec = layers[size_t(i)];
-    const bool again = first_of(layers, i) != i;
-    const auto made = again || spec.parameters >= 0 ? nullptr : build(layers, i);
-    counts.push_back(again  ? 0
-                     : made ? double(made->parameter_count())
-                            : double(std::max<int64_t>(spec.parameters, 0)));
+    double& count = counts.emplace_back();
+    if (first_of(layers, i) != i) continue;
+    count = double(layers[size_t(i)].parameters);
+    if (count >= 0) continue;
+    const auto made = build(layers, i);
+    count = made ? double(made->parameter_count()) : 0;
   }
   return counts;
 }
@@ -145,29 +132,25 @@ Values StageModule::run(int i, const Values& inputs) try {
   fail(str("[pipeline] layer ", i, kind.empty() ? "" : str(" (", kind, ")"), ": ", e.what()));
 }
 
+Values StageModule::run(Chunk layers, Values values) {
+  for (int i = layers.begin; i < layers.end; ++i) values = run(i, values);
+  return values;
+}
+
 Values StageModule::forward(size_t chunk, const Values& inputs) {
   const auto [begin, end] = chunks_.at(chunk);
-  Values values = inputs;
-  if (interval_ <= 0) {
-    for (int i = begin; i < end; ++i) values = run(i, values);
-    return values;
-  }
+  if (interval_ <= 0) return run({begin, end}, inputs);
   // If the first layer is a tied token embedding, runs it without activation checkpointing: it stores nothing, and
   // checkpoint_many() would sum its gradient in a separate tensor, instead of adding rows to the existing gradient.
-  int begins = begin;
+  int first = begin;
+  Values values = inputs;
   const auto is_data = [&] {
     return std::none_of(values.begin(), values.end(), [](const Variable& v) { return v.requires_grad(); });
   };
-  while (begins < end && !specs_[size_t(begins)].ties.empty() && is_data()) values = run(begins++, values);
-  for (int first = begins; first < end; first += interval_) {
-    const int last = std::min(end, first + interval_);
-    values = checkpoint_many(
-        [this, first, last](const std::vector<Variable>& in) {
-          Values now = in;
-          for (int i = first; i < last; ++i) now = run(i, now);
-          return now;
-        },
-        values);
+  while (first < end && !specs_[size_t(first)].ties.empty() && is_data()) values = run(first++, values);
+  for (; first < end; first += interval_) {
+    const Chunk some{first, std::min(end, first + interval_)};
+    values = checkpoint_many([this, some](const Values& in) { return run(some, in); }, values);
   }
   return values;
 }
@@ -180,15 +163,13 @@ std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
     int place = 0;
     for (auto& p : module->named_parameters()) {
       if (!visited.insert(p.variable.impl().get()).second) continue;
-      if (spec.full) {
-        const bool tied = std::find(spec.ties.begin(), spec.ties.end(), p.name) != spec.ties.end();
-        int first = 0;
-        while (specs_[size_t(first)].full != spec.full) ++first;
-        all.push_back({p.name, p.variable, first, spec.full->places.at(p.name), tied ? p.name : "", i});
-      } else {
-        all.push_back(
-            {nn::joined(name_of(i), p.name), p.variable, i, place++, spec.ties.empty() ? "" : spec.ties[0], i});
-      }
+      const auto tie = spec.full ? std::find(spec.ties.begin(), spec.ties.end(), p.name) : spec.ties.begin();
+      all.push_back({p, i, place++, tie == spec.ties.end() ? "" : *tie, i});
+      all.back().name = nn::joined(name_of(i), p.name);
+      if (!spec.full) continue;
+      const auto same = [&](const LayerSpec& other) { return other.full == spec.full; };
+      all.back().layer = int(std::find_if(specs_.begin(), specs_.end(), same) - specs_.begin());
+      all.back().place = spec.full->places.at(p.name);
     }
   }
   return all;
@@ -198,15 +179,14 @@ std::vector<nn::NamedParameter> StageModule::own_parameters(size_t chunk) {
   const auto [begin, end] = chunks_.at(chunk);
   std::vector<nn::NamedParameter> own;
   for (auto& p : numbered_parameters())
-    if (p.tie.empty() && p.user >= begin && p.user < end && p.variable.requires_grad())
-      own.push_back({p.name, p.variable});
+    if (p.tie.empty() && p.user >= begin && p.user < end && p.variable.requires_grad()) own.push_back(p);
   return own;
 }
 
 std::vector<nn::NamedParameter> StageModule::tied_parameters(const std::string& key) {
   std::vector<nn::NamedParameter> tied;
   for (auto& p : numbered_parameters())
-    if (p.tie == key && p.variable.requires_grad()) tied.push_back({p.name, p.variable});
+    if (p.tie == key && p.variable.requires_grad()) tied.push_back(p);
   return tied;
 }
 

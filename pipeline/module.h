@@ -36,14 +36,9 @@ struct Shapes {
   static constexpr size_t max_tensors = 16;  ///< most tensors in a message
   /// Describes `values`. Error for more than max_tensors tensors.
   static Shapes of(const Values& values, uint64_t random_call);
-  /// Makes the received tensors leaves of the next stage's tape.
-  Values leaves(const std::vector<Tensor>& tensors) const;
   /// Text for error messages: "f32 [4, 8], f32 [4] without gradient after 3 random calls".
   std::string text() const;
 };
-
-/// The tensors of `values`, without the tape.
-std::vector<Tensor> tensors_of(const Values& values);
 
 /// A complete model that layers_of() divided into layers. Each stage trains some of its modules.
 struct FullModel {
@@ -115,9 +110,7 @@ class StageModule : public nn::Module {
   /// are recomputed in backward. An Error names the layer that failed.
   Values forward(size_t chunk, const Values& inputs);
   /// A parameter with its position in the whole model.
-  struct Numbered {
-    std::string name;
-    Variable variable;
+  struct Numbered : nn::NamedParameter {
     int layer = 0, place = 0;  ///< first layer that uses the parameter, and the index there; the same on all ranks
     std::string tie = {};      ///< key of the tie; empty when no other layer uses the parameter
     int user = 0;              ///< first layer of this rank that uses the parameter
@@ -142,6 +135,7 @@ class StageModule : public nn::Module {
   }
   std::string name_of(int layer) const;
   Values run(int layer, const Values& inputs);
+  Values run(Chunk layers, Values values);
   const std::vector<LayerSpec> specs_;
   const std::vector<Chunk> chunks_;
   const int interval_;

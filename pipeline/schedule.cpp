@@ -140,7 +140,7 @@ std::vector<StepAction> completed(const PipelineSchedule& s, int rank, const std
     const StepAction add{Do::add, a.micro_batch, a.chunk};
     if (i + 1 < list.size() && list[i + 1] == StepAction{Do::send_gradient, a.micro_batch, a.chunk})
       all.push_back(list[++i]);  // the previous stage waits for this gradient
-    const bool waits = std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.second == stage; });
+    const bool waits = std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.to == stage; });
     constexpr size_t max_late = 2;  // each of them keeps the gradients of a chunk in memory
     if (a.what == Do::backward_weight && waits) late.push_back(add), add_late(max_late);
     else all.push_back(add);

@@ -76,8 +76,13 @@ std::string refusal_of(const PipelineRequest& request);
 /// Makes the schedule for this request. Error with the text of refusal_of() if none exists. A pure function.
 PipelineSchedule make_schedule(const PipelineRequest& request);
 
-/// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to the gradient of `from`.
-using Ties = std::vector<std::pair<int, int>>;
+/// Two virtual stages that share a weight: `to` adds its gradient to the gradient of `from`.
+struct TiedStages {
+  int from, to;
+  size_t key = 0;  ///< which weight, as the caller numbers them
+};
+/// All pairs of stages that share a weight.
+using Ties = std::vector<TiedStages>;
 
 /// Completes the lists of `schedule`, which may be your own, to those of a training step. Adds the draws of
 /// micro-batches, the transfers between two chunks of one rank, the additions to the gradients' sums, and the tail. A

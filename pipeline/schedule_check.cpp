@@ -149,7 +149,7 @@ class Traffic {
     const int last = s.virtual_stages() - 1;
     for (int stage = 0; stage <= last; ++stage) add(Way::activation, stage, std::min(stage + 1, last), streams);
     for (int stage = 0; stage <= last; ++stage) add(Way::gradient, stage, std::max(stage - 1, 0), streams);
-    for (const auto& [from, to] : ties) add(Way::tied, from, to, streams);
+    for (const TiedStages& tie : ties) add(Way::tied, tie.from, tie.to, streams);
     orders_.resize(links_.size());
     for (int rank = 0; rank < int(s.ranks.size()); ++rank)
       for_each_send(rank, [&](int message) { orders_[size_t(slot_of(message).link)].push_back(message); });
@@ -185,7 +185,7 @@ class Traffic {
     if (a.what == Do::send_activation) sends(stage);
     if (a.what == Do::send_gradient) sends(stages + stage);
     for (size_t t = 0; t < ties_.size() && a.what == Do::add; ++t)
-      if (ties_[t].first == int(stage)) sends(2 * stages + t);
+      if (ties_[t].from == int(stage)) sends(2 * stages + t);
   }
   template <class Fn> void for_each_send(int rank, const Fn& fn) const {
     for (const StepAction& a : lists_[size_t(rank)]) sends_of(rank, a, fn);
@@ -234,7 +234,7 @@ std::vector<Move> Traffic::moves_of(int rank) const {
     if (a.what == Do::forward) has_run[size_t(number(stage, a.micro_batch))] = true;
     if (a.what == Do::backward || a.what == Do::add)
       for (size_t t = 0; t < ties_.size(); ++t)
-        if (ties_[t].second == int(stage)) fetch(2 * stages + t, a.micro_batch);
+        if (ties_[t].to == int(stage)) fetch(2 * stages + t, a.micro_batch);
     sends_of(rank, a, [&](int message) { moves.push_back({Move::send, message}); });
   }
   return moves;

@@ -4,7 +4,6 @@
 
 #include "base/suggest.h"
 #include "nn/init.h"
-#include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine.h"
@@ -42,59 +41,50 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
                               : make_schedule({options_.schedule, stages, options_.micro_batches, options_.chunks});
   LOCKSTEP_CHECK(schedule_.request.stages == stages, "[pipeline] expected a schedule of ", stages,
                  " stages, got one of ", schedule_.request.stages, "; set Request::stages of EngineOptions::custom");
-  virtual_stages_ = schedule_.virtual_stages();
   if (options_.bounds.empty()) {
-    const bool by_type = options_.split.method == SplitBy::Method::type,
-               by_parameters = options_.split.method == SplitBy::Method::parameters;
-    const std::vector<std::string> kinds = by_type ? kinds_of(layers_) : std::vector<std::string>(layers_.size());
-    bounds_ = balance(
-        weights_of(options_.split, kinds, by_parameters ? parameters_of(layers_) : std::vector<double>(layers_.size())),
-        schedule_);
+    std::vector<std::string> kinds(layers_.size());
+    if (options_.split.method == SplitBy::Method::type) kinds = kinds_of(layers_);
+    std::vector<double> parameters;
+    if (options_.split.method == SplitBy::Method::parameters) parameters = parameters_of(layers_);
+    bounds_ = balance(weights_of(options_.split, kinds, parameters), schedule_);
   } else {
     bounds_ = options_.bounds;
-    const bool rising =
-        std::adjacent_find(bounds_.begin(), bounds_.end(), [](int a, int b) { return a >= b; }) == bounds_.end();
-    LOCKSTEP_CHECK(int(bounds_.size()) == virtual_stages_ + 1 && rising && bounds_[0] == 0 &&
+    const bool rising = std::adjacent_find(bounds_.begin(), bounds_.end(), std::greater_equal<>()) == bounds_.end();
+    LOCKSTEP_CHECK(int(bounds_.size()) == schedule_.virtual_stages() + 1 && rising && bounds_[0] == 0 &&
                        bounds_.back() == int(layers_.size()),
-                   "[pipeline] expected bounds to be ", virtual_stages_ + 1, " rising numbers from 0 to ",
+                   "[pipeline] expected bounds to be ", schedule_.virtual_stages() + 1, " rising numbers from 0 to ",
                    layers_.size(), ", the layers; got ", bounds_.size(), " numbers from ", bounds_[0], " to ",
                    bounds_.back(), rising ? "" : " that do not all rise");
   }
-  std::map<std::string, std::set<int>> keys;
-  for (int stage = 0; stage < virtual_stages_; ++stage) {
+  std::map<std::string, std::vector<int>> users;
+  for (int stage = 0; stage < schedule_.virtual_stages(); ++stage) {
     for (int i = bounds_[size_t(stage)]; i < bounds_[size_t(stage) + 1]; ++i)
-      for (const std::string& key : layers_[size_t(i)].ties) keys[key].insert(stage);
+      for (const std::string& key : layers_[size_t(i)].ties)
+        if (users[key].empty() || users[key].back() != stage) users[key].push_back(stage);
   }
-  for (const auto& [key, where] : keys) {
-    const std::vector<int> stages(where.begin(), where.end());
-    for (size_t i = 1; i < stages.size(); ++i) hops_.push_back({stages[i], stages[i - 1], ties_.size()});
-    ties_.push_back({key, stages, {}, nullptr});
+  for (const auto& [key, where] : users) {
+    for (size_t i = 1; i < where.size(); ++i) hops_.push_back({where[i], where[i - 1], ties_.size()});
+    ties_.push_back({key, where, {}, nullptr});
   }
-  const PipelineCheck check = check_schedule(schedule_, tie_pairs());
-  if (!check.right() && check_schedule(schedule_).right()) {
-    fail(str("[pipeline] ", name_of(schedule_.request.kind),
-             " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
-             "; use 1f1b, or untie them"));
-  }
+  const PipelineCheck check = check_schedule(schedule_, hops_);
+  LOCKSTEP_CHECK(check.right() || !check_schedule(schedule_).right(), "[pipeline] ", name_of(schedule_.request.kind),
+                 " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
+                 "; use 1f1b, or untie them");
   LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0],
                  "; correct EngineOptions::custom, or leave it out and choose a kind of schedule");
-  ahead_ = check.ahead;
-  step_list_ = step_of(schedule_, tie_pairs());
+  step_list_ = step_of(schedule_, hops_);
   if (world_) {
     agree();
-    mesh_ = options_.mesh;
-    if (!mesh_) {
-      own_mesh_ = std::make_unique<parallel::Mesh>(parallel::Plan{.dp = ranks / stages, .pp = stages}, *world_);
-      mesh_ = own_mesh_.get();
-    }
-    if (stages > 1) pp_ = &mesh_->pp();
+    const parallel::Plan plan{.dp = ranks / stages, .pp = stages};
+    if (!options_.mesh) own_mesh_ = std::make_unique<parallel::Mesh>(plan, *world_);
+    mesh_ = own_mesh_ ? own_mesh_.get() : options_.mesh;
     if (mesh_->replicas().size() > 1) replicas_ = &mesh_->replicas();
     plan_ = mesh_->plan();
     at_ = mesh_->at();
     rank_ = at_.pp;
   }
   make_module();
-  make_links();
+  make_links(check.ahead);
   make_ties();
   for (const auto& p : module_->numbered_parameters()) {
     const auto tie = std::find_if(ties_.begin(), ties_.end(), [&](const Tie& one) { return one.key == p.tie; });
@@ -107,8 +97,7 @@ PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, L
     for (const Tie& tie : ties_)
       if (tie.stages[0] == schedule_.virtual_stage(rank_, c))
         variables.insert(variables.end(), tie.parameters.begin(), tie.parameters.end());
-    auto& sum = sums_.emplace_back();
-    if (!variables.empty()) sum.emplace(variables, options_.reduce ? replicas_ : nullptr, replicas_);
+    if (!variables.empty()) sums_.try_emplace(c, variables, options_.reduce ? replicas_ : nullptr, replicas_);
   }
 }
 
@@ -159,31 +148,24 @@ void PipelineEngine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Returns pairs of stages that share parameters: the first of a pair sends the parameters' gradients to the second.
-Ties PipelineEngine::tie_pairs() const {
-  Ties pairs;
-  for (const Hop& hop : hops_) pairs.emplace_back(hop.from, hop.to);
-  return pairs;
-}
-
 // Makes a link for each pair of ranks and direction that exchange activations, gradients or tied gradients.
-void PipelineEngine::make_links() {
+void PipelineEngine::make_links(int ahead) {
   std::set<std::tuple<Road, int, int>> wanted;
   const auto want = [&](Road road, int from, int to) {
     const int a = schedule_.place(from).rank, b = schedule_.place(to).rank;
     if (a != b) wanted.insert({road, a, b});
   };
-  for (int stage = 0; stage + 1 < virtual_stages_; ++stage) {
+  for (int stage = 0; stage + 1 < schedule_.virtual_stages(); ++stage) {
     want(Road::activation, stage, stage + 1);
     want(Road::gradient, stage + 1, stage);
   }
-  for (const Hop& hop : hops_) want(Road::tied, hop.from, hop.to);
+  for (const TiedStages& hop : hops_) want(Road::tied, hop.from, hop.to);
   const auto parameters = module_->parameters();
   const Device device = parameters.empty() ? default_device() : parameters[0].device();
   constexpr const char* names[] = {"activation", "gradient", "tied"};
   for (const auto& [road, from, to] : wanted) {
-    auto group = pp_->new_group({from, to}, str("pp.", names[int(road)], ".", from, "-", to));
-    if (group) links_.emplace(std::tuple(road, from, to), std::make_unique<Link>(group, device, ahead_));
+    auto group = mesh_->pp().new_group({from, to}, str("pp.", names[int(road)], ".", from, "-", to));
+    if (group) lanes_[{road, from, to}].link = std::make_unique<Link>(group, device, ahead);
   }
 }
 
@@ -201,7 +183,7 @@ void PipelineEngine::make_ties() {
       if (std::find(have.begin(), have.end(), at) == have.end()) have.push_back(at);
     }
     if (have.size() == 1) continue;
-    tie.ranks = pp_->new_group(have, "pp.tie." + tie.key);  // the group's first rank adds the gradients
+    tie.ranks = mesh_->pp().new_group(have, "pp.tie." + tie.key);  // the group's first rank adds the gradients
     if (!tie.ranks) continue;
     parallel::check_agreement("pipeline", lines, *tie.ranks);
     for (const Variable& p : tie.parameters) tie.ranks->broadcast(p.tensor(), 0, {.tag = "tied " + tie.key});
@@ -226,7 +208,7 @@ std::optional<std::pair<int, int>> PipelineEngine::place_in_norm(const std::stri
 
 std::vector<dist::ProcessGroup*> PipelineEngine::groups() const {
   std::vector<dist::ProcessGroup*> all;
-  for (const auto& [road, link] : links_) all.push_back(&link->group());
+  for (const auto& [road, lane] : lanes_) all.push_back(&lane.link->group());
   for (const Tie& tie : ties_)
     if (tie.ranks) all.push_back(tie.ranks.get());
   return all;
@@ -234,7 +216,7 @@ std::vector<dist::ProcessGroup*> PipelineEngine::groups() const {
 
 int64_t PipelineEngine::bytes_sent() const {
   int64_t bytes = 0;
-  for (const auto& [road, link] : links_) bytes += link->bytes_sent();
+  for (const auto& [road, lane] : lanes_) bytes += lane.link->bytes_sent();
   return bytes;
 }
 

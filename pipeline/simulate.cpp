@@ -78,8 +78,8 @@ Simulation simulate(const PipelineSchedule& schedule, const StageCosts& costs, c
     const bool weights = a.what == Do::backward || a.what == Do::backward_weight;
     // The gradients of tied parameters come from a later stage. A whole backward starts from them.
     if (a.what == Do::backward || a.what == Do::add)
-      for (const auto& [from, to] : ties)
-        if (to == stage) need(added, from);
+      for (const TiedStages& tie : ties)
+        if (tie.to == stage) need(added, tie.from);
     switch (a.what) {
       case Do::receive_activation: need(remote_before ? activation_sent : forward_done, stage - 1); break;
       case Do::receive_gradient: need(remote_after ? gradient_sent : input_done, stage + 1); break;

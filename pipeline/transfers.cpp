@@ -2,7 +2,6 @@
 // all messages, so a rank can start to receive the next message before it needs it.
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "dist/numbers.h"
 #include "optim/optimizer.h"
@@ -20,60 +19,46 @@ std::string PipelineEngine::tag(const Message& m) {
 /// Gives tensors to a stage: over a link, or, if the stage is another chunk of this rank, by arrived_.
 void PipelineEngine::send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes) {
   if (!remote(to_stage)) arrived_[message] = std::move(tensors);
-  else link(message.road, rank_, schedule_.place(to_stage).rank).send(tensors, tag(message), shapes);
+  else lanes_.at({message.road, rank_, schedule_.place(to_stage).rank}).link->send(tensors, tag(message), shapes);
 }
 
-void PipelineEngine::send_activation(const StepAction& a) {
-  const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  Flight& f = flight(a);
+void PipelineEngine::send_activation(const StepAction& a, Flight& f) {
+  const int stage = stage_of(a);
   const Shapes shapes = Shapes::of(f.outputs, f.random_call);
   const auto [known, is_new] = shapes_.emplace(shapes_key(stage, a.micro_batch), shapes);
   LOCKSTEP_CHECK(known->second == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
                  a.micro_batch, ", it gave ", known->second.text(),
                  " for the first one; make all micro-batches the same shape, or set dynamic_shapes");
-  send({Road::activation, stage, a.micro_batch}, stage + 1, tensors_of(f.outputs), is_new ? &shapes : nullptr);
-  if (known->first.second >= 0 && remote(stage + 1)) shapes_.erase(known);
+  std::vector<Tensor> tensors;
+  for (const Variable& v : f.outputs) tensors.push_back(v.tensor());
+  send({Road::activation, stage, a.micro_batch}, stage + 1, std::move(tensors), is_new ? &shapes : nullptr);
   if (!now_.training) f.outputs.clear();
 }
 
-void PipelineEngine::receive_activation(const StepAction& a) {
-  const int from = schedule_.virtual_stage(rank_, a.chunk) - 1;
+void PipelineEngine::receive_activation(const StepAction& a, Flight& f) {
+  const int from = stage_of(a) - 1;
   const auto tensors = fetch({Road::activation, from, a.micro_batch});
-  const auto shapes = shapes_.find(shapes_key(from, a.micro_batch));
-  Flight& f = flights_[{a.chunk, a.micro_batch}];
-  f.inputs = shapes->second.leaves(tensors);
-  f.random_call = shapes->second.random_call;
-  if (shapes->first.second >= 0) shapes_.erase(shapes);
-}
-
-void PipelineEngine::send_gradient(const StepAction& a) {
-  const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  send({Road::gradient, stage, a.micro_batch}, stage - 1, std::exchange(flight(a).gradients, {}));
-}
-
-void PipelineEngine::receive_gradient(const StepAction& a) {
-  const int from = schedule_.virtual_stage(rank_, a.chunk) + 1;
-  flight(a).gradients = fetch({Road::gradient, from, a.micro_batch});
+  const Shapes& shapes = shapes_.at(shapes_key(from, a.micro_batch));
+  for (size_t i = 0; i < tensors.size(); ++i) f.inputs.emplace_back(tensors[i], shapes.tensors[i].wants_grad);
+  f.random_call = shapes.random_call;
 }
 
 /// Starts to receive the next message of a link. Returns false if no message is left, or if its shapes are not known
 /// yet. With `must`, waits for the shapes of an activation instead: the sender sends them before the activation.
-bool PipelineEngine::post(Road road, int from_rank, bool must) {
-  const auto& queue = expected_[{road, from_rank}];
-  if (queue.empty()) return false;
-  const Message e = queue.front();
-  Link& link = this->link(road, from_rank, rank_);
+bool PipelineEngine::post(Lane& lane, bool must) {
+  if (lane.expected.empty()) return false;
+  const Message& e = lane.expected.front();
   const std::string name = tag(e);
   std::vector<Shapes::One> tensors;
-  if (road == Road::activation) {
+  if (e.road == Road::activation) {
     const std::pair<int, int> key = shapes_key(e.stage, e.micro_batch);
     if (!shapes_.count(key)) {
       if (!must) return false;
       const auto watch = stopwatch(waited_);
-      shapes_[key] = link.receive_shapes(name);
+      shapes_[key] = lane.link->receive_shapes(name);
     }
     tensors = shapes_.at(key).tensors;
-  } else if (road == Road::gradient) {
+  } else if (e.road == Road::gradient) {
     const auto found = flights_.find({schedule_.place(e.stage - 1).chunk, e.micro_batch});
     if (found == flights_.end() || found->second.outputs.empty()) return false;
     for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors)
@@ -82,7 +67,7 @@ bool PipelineEngine::post(Road road, int from_rank, bool must) {
     for (const Variable& p : ties_[e.tie].parameters)
       tensors.push_back({p.dtype(), p.shape(), true, !p.tensor().device().is_cpu()});
   }
-  link.post(tensors, name);
+  lane.link->post(tensors, name);
   return true;
 }
 
@@ -90,17 +75,16 @@ bool PipelineEngine::post(Road road, int from_rank, bool must) {
 std::vector<Tensor> PipelineEngine::fetch(const Message& wanted) {
   const int from_rank = schedule_.place(wanted.stage).rank;
   if (from_rank == rank_) return std::move(arrived_.extract(wanted).mapped());
-  Link& link = this->link(wanted.road, from_rank, rank_);
-  auto& queue = expected_[{wanted.road, from_rank}];
+  Lane& lane = lanes_.at({wanted.road, from_rank, rank_});
   while (!arrived_.count(wanted)) {
-    LOCKSTEP_CHECK(link.is_posted() || post(wanted.road, from_rank, true), "[pipeline] ", tag(wanted),
+    LOCKSTEP_CHECK(lane.link->is_posted() || post(lane, true), "[pipeline] ", tag(wanted),
                    " is not expected, or its shapes are unknown; this is a bug in Lockstep, please report it");
     const auto watch = stopwatch(waited_);
-    arrived_[queue.front()] = link.arrive();
-    queue.pop_front();
+    arrived_[lane.expected.front()] = lane.link->arrive();
+    lane.expected.pop_front();
   }
   std::vector<Tensor> tensors = std::move(arrived_.extract(wanted).mapped());
-  if (!link.is_posted()) post(wanted.road, from_rank, false);  // received while this rank computes
+  if (!lane.link->is_posted()) post(lane, false);  // received while this rank computes
   return tensors;
 }
 
@@ -112,12 +96,12 @@ void PipelineEngine::expect(const Lists& all) {
       const int stage = schedule_.virtual_stage(from, a.chunk);
       const auto add = [&](Road road, int to_stage, size_t tie) {
         if (schedule_.place(to_stage).rank == rank_)
-          expected_[{road, from}].push_back({road, stage, a.micro_batch, tie});
+          lanes_.at({road, from, rank_}).expected.push_back({road, stage, a.micro_batch, tie});
       };
       if (a.what == Do::send_activation) add(Road::activation, stage + 1, 0);
       if (a.what == Do::send_gradient) add(Road::gradient, stage - 1, 0);
-      for (const Hop& hop : hops_)
-        if (a.what == Do::add && hop.from == stage) add(Road::tied, hop.to, hop.tie);
+      for (const TiedStages& hop : hops_)
+        if (a.what == Do::add && hop.from == stage) add(Road::tied, hop.to, hop.key);
     }
   }
 }
@@ -130,42 +114,40 @@ void PipelineEngine::expect(const Lists& all) {
 // next stage that uses these parameters. Waits if that stage is on another rank.
 std::vector<std::pair<Variable, Tensor>> PipelineEngine::take_tied(const StepAction& a) {
   std::vector<std::pair<Variable, Tensor>> before;
-  for (const Hop& hop : hops_) {
-    if (hop.to != schedule_.virtual_stage(rank_, a.chunk)) continue;
-    auto gradients = fetch({Road::tied, hop.from, a.micro_batch, hop.tie});
+  for (const TiedStages& hop : hops_) {
+    if (hop.to != stage_of(a)) continue;
+    auto gradients = fetch({Road::tied, hop.from, a.micro_batch, hop.key});
     for (size_t p = 0; p < gradients.size(); ++p)
-      before.emplace_back(ties_[hop.tie].parameters[p], std::move(gradients[p]));
+      before.emplace_back(ties_[hop.key].parameters[p], std::move(gradients[p]));
   }
   return before;
 }
 
 // Passes gradients of tied parameters to the previous stage that uses these parameters. Adds all other gradients to the
 // chunk's sum.
-void PipelineEngine::add(const StepAction& a) {
-  const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  if (Flight& f = flight(a); f.split) {
+void PipelineEngine::add(const StepAction& a, Flight& f) {
+  if (f.split) {
     for (auto& [p, gradient] : f.late) p.grad() = std::move(gradient);
     f.late.clear();
     f.split->finish(take_tied(a));
     f.split.reset();
   }
-  for (const Hop& hop : hops_) {
-    if (hop.from != stage) continue;
+  for (const TiedStages& hop : hops_) {
+    if (hop.from != stage_of(a)) continue;
     std::vector<Tensor> gradients;
-    for (Variable& p : ties_[hop.tie].parameters) {
+    for (Variable& p : ties_[hop.key].parameters) {
       gradients.push_back(p.grad().defined() ? p.grad() : zeros_like(p.tensor()));
       p.clear_grad();
     }
-    send({Road::tied, stage, a.micro_batch, hop.tie}, hop.to, std::move(gradients));
+    send({Road::tied, hop.from, a.micro_batch, hop.key}, hop.to, std::move(gradients));
   }
-  if (auto& sum = sums_[size_t(a.chunk)]) sum->add();
+  if (const auto sum = sums_.find(a.chunk); sum != sums_.end()) sum->second.add();
 }
 
 /// Turns .grad into the mean over all micro-batches of all replicas, or, without options.reduce, into the sum over the
 /// micro-batches of this replica.
 void PipelineEngine::reduce() {
-  for (auto& sum : sums_)
-    if (sum) sum->finish();
+  for (auto& [chunk, sum] : sums_) sum.finish();
   if (now_.micro_batches > 1 && options_.reduce) {
     for (const Variable& p : module_->parameters())
       if (p.grad().defined()) div_scalar_(p.grad(), now_.micro_batches);
@@ -203,13 +185,13 @@ double PipelineEngine::norm(const std::vector<std::pair<std::string, double>>& s
     const Place& p = places_.at(name);
     if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.variable.dtype());
   }
-  if (pp_) {
-    const int64_t max_norms = dist::all_reduced<int64_t>({int64_t(norms.size())}, *pp_,
+  if (plan_.pp > 1) {
+    const int64_t max_norms = dist::all_reduced<int64_t>({int64_t(norms.size())}, mesh_->pp(),
                                                          {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
-    std::vector<double> mine(size_t(3 * max_norms), -1);
-    size_t at = 0;
-    for (const auto& [number, value] : norms) mine[at++] = number.first, mine[at++] = number.second, mine[at++] = value;
-    const std::vector<double> words = dist::all_gathered(mine, *pp_, {.tag = "norms"});
+    std::vector<double> mine;
+    for (const auto& [at, value] : norms) mine.insert(mine.end(), {double(at.first), double(at.second), value});
+    mine.resize(size_t(3 * max_norms), -1);
+    const std::vector<double> words = dist::all_gathered(mine, mesh_->pp(), {.tag = "norms"});
     for (size_t i = 0; i + 2 < words.size(); i += 3)
       if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];
   }
@@ -231,40 +213,42 @@ double PipelineEngine::clip_grad_norm(double max_norm) {
   return optim::clip_to_norm(module_->parameters(), norm(squares), max_norm);
 }
 
+/// Drops what is known of single micro-batches.
+void PipelineEngine::drop_flights() noexcept {
+  flights_.clear();
+  std::erase_if(shapes_, [](const auto& one) { return one.first.second >= 0; });
+}
+
 /// Discards the state of a step that failed.
 void PipelineEngine::abandon() noexcept {
-  for (auto& sum : sums_)
-    if (sum) sum->discard();
+  for (auto& [chunk, sum] : sums_) sum.discard();
   for (Variable& p : module_->parameters()) p.clear_grad();
-  flights_.clear();
-  samples_.clear();
+  drop_flights();
   losses_.clear();
   arrived_.clear();
-  expected_.clear();
-  std::erase_if(shapes_, [](const auto& one) { return one.first.second >= 0; });
-  for (auto& [road, link] : links_) link->forget();
+  for (auto& [road, lane] : lanes_) {
+    lane.expected.clear();
+    lane.link->forget();
+  }
 }
 
 // --- at the end of a step ---
 
 /// Returns the losses of all micro-batches, on all ranks. Also tells all ranks how long each ran and waited.
-std::vector<double> PipelineEngine::gather_losses() {
-  const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
+std::vector<double> PipelineEngine::gather_losses(const std::vector<Tensor>& losses) {
+  const size_t values = size_t(now_.values), n = size_t(now_.micro_batches) * size_t(plan_.dp) * values,
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);
-  const bool counts = at_.tp == 0;  // true on one of the tensor-parallel ranks, which all hold the same loss
-  for (const auto& [micro_batch, loss] : losses_) {
-    const std::vector<double> numbers = loss.to_vector<double>();
-    for (size_t i = 0; i < numbers.size() && counts; ++i)
-      all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / plan_.cp;
+  for (size_t m = 0; m < losses.size(); ++m) {
+    if (!losses[m].defined() || at_.tp > 0) continue;  // all tensor-parallel ranks hold the same loss: one counts
+    const std::vector<double> numbers = losses[m].to_vector<double>();
+    for (size_t i = 0; i < values; ++i) all[size_t(number(int64_t(m))) * values + i] = numbers[i] / plan_.cp;
   }
-  losses_.clear();
   if (took_) {  // use the device's seconds: the host ran ahead of the device
     took_->second.synchronize();
     ran_ = took_->second.milliseconds_since(took_->first) / 1000;
     waited_ = 0;
-    for (auto& [road, link] : links_)
-      if (link->on_streams()) waited_ += link->take_waited();
+    for (auto& [road, lane] : lanes_) waited_ += lane.link->take_waited();
     took_.reset();
   }
   all[n + 2 * me] = ran_;

@@ -36,9 +36,9 @@ void manual_seed(uint64_t seed) {
   set_random_state({.seed = seed});
 }
 
-void set_random_step(uint64_t step, uint64_t micro_batch) {
+void set_random_step(uint64_t step, uint64_t micro_batch, uint64_t call) {
   RandomState& now = this_threads_state();
-  now = {.seed = now.seed, .step = step, .micro_batch = micro_batch};
+  now = {.seed = now.seed, .step = step, .micro_batch = micro_batch, .call = call};
 }
 
 uint64_t next_stream() { return streams++; }

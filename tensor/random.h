@@ -59,8 +59,8 @@ struct RandomState {
 /// such streams are numbered in the order in which the threads first draw. For reproducible results seed each thread,
 /// e.g. with manual_seed(seed + i).
 void manual_seed(uint64_t seed);
-/// Enters a training step and micro-batch; the call counter restarts at 0.
-void set_random_step(uint64_t step, uint64_t micro_batch = 0);
+/// Enters a training step and micro-batch; the call counter restarts at `call`.
+void set_random_step(uint64_t step, uint64_t micro_batch = 0, uint64_t call = 0);
 /// This thread's generator state.
 RandomState random_state();
 /// Sets this thread's generator state.
