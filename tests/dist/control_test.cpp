@@ -49,7 +49,7 @@ Activity message_to(const std::string& text) {
 }
 
 /// Runs rank 0 of a job, and rank 1 behind the proxy on a thread of its own; returns what each says.
-std::pair<std::string, std::string> run_behind(const Proxy& proxy, Job& job,
+std::pair<std::string, std::string> run_behind(const Proxy& proxy, TestJob& job,
                                                const std::function<void(Control&)>& rank_0,
                                                const std::function<void(Control&)>& rank_1) {
   Rendezvous far = job.place(1);
@@ -75,7 +75,7 @@ void wait_for(Control& control, int peer, uint64_t messages, bool is_send) {
 
 TEST_CASE("control: keys, values, counters and barriers, worlds 1 to 8") {
   for (int world = 1; world <= 8; ++world) {
-    Job job(world);
+    TestJob job(world);
     check_calm(job.run(job.all(), [&](Control& control) {
       const int rank = control.place().rank;
       CHECK(control.place().port == job.base.port);
@@ -104,7 +104,7 @@ TEST_CASE("control: ranks that are threads add to numbers only") {
 }
 
 TEST_CASE("control: sizes of keys and values") {
-  Job job(1);
+  TestJob job(1);
   check_calm(job.run({0}, [&](Control& control) {
     for (const size_t size : {size_t(0), size_t(1), size_t(65537), value_limit}) {
       const std::string value(size, 'v');
@@ -135,7 +135,7 @@ TEST_CASE("control: sizes of keys and values") {
 
 // takes half a minute with a sanitizer
 TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sanitized)) {
-  Job job(1, 5, 60);
+  TestJob job(1, 5, 60);
   check_calm(job.run({0}, [&](Control& control) {
     const std::string value(value_limit, 'v');
     for (int i = 0; i < 3; ++i) control.set("same", value);  // replacing a value frees the old one
@@ -154,7 +154,7 @@ TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sa
 }
 
 TEST_CASE("control: a barrier names the missing ranks, and may be retried") {
-  Job job(3);
+  TestJob job(3);
   check_calm(job.run(job.all(), [&](Control& control) {
     const int rank = control.place().rank;
     control.begin(in_seq(9));
@@ -177,7 +177,7 @@ TEST_CASE("control: a barrier names the missing ranks, and may be retried") {
                 "[barrier 'b'] expected to be called by one of ranks 1, 2, got rank 0");
     CHECK_ERROR(control.barrier("b", {0, 3}, Seconds(1)), "expected ranks from 0 to 2, got 3");
   }));
-  Job other(2);
+  TestJob other(2);
   const auto said = other.run(other.all(), [&](Control& control) {
     if (control.place().rank == 0) control.barrier("b", {0, 1}, Seconds(20));
     else control.barrier("b", {1}, Seconds(20)), control.barrier("b", {1, 0}, Seconds(20));
@@ -187,7 +187,7 @@ TEST_CASE("control: a barrier names the missing ranks, and may be retried") {
 
 TEST_CASE("control: every rank raises the first reported error") {
   for (const int world : {1, 2, 5}) {
-    Job job(world);
+    TestJob job(world);
     std::atomic<int> first{-1};
     const auto said = job.run(job.all(), [&](Control& control) {
       const int rank = control.place().rank;
@@ -209,7 +209,7 @@ TEST_CASE("control: every rank raises the first reported error") {
 }
 
 TEST_CASE("control 1: a rank that is killed is named to all within a second") {
-  Job job(3, 5);
+  TestJob job(3, 5);
   Child child("step3 in9 meet kill", job.place(1));
   std::atomic<double> begun{0}, slowest{0};
   const auto said = job.run({0, 2}, [&](Control& control) {
@@ -232,7 +232,7 @@ TEST_CASE("control 1: a rank that is killed is named to all within a second") {
 }
 
 TEST_CASE("control 2: the store is lost when rank 0 is killed") {
-  Job job(3, 5);
+  TestJob job(3, 5);
   Child child("meet kill", job.place(0));
   const auto said = job.run({1, 2}, [&](Control& control) {
     control.barrier("meet", {0, 1, 2}, Seconds(20));
@@ -251,7 +251,7 @@ TEST_CASE("control 2: the store is lost when rank 0 is killed") {
 
 TEST_CASE("control 3: a rank that is stopped is silent after three heartbeats") {
   for (const int stopped : {1, 0}) {
-    Job job(3, 0.2);
+    TestJob job(3, 0.2);
     Child child("step3 after8 meet until_failed", job.place(stopped));
     std::atomic<int> ready{0};
     const auto said = job.run(stopped == 1 ? std::vector<int>{0, 2} : std::vector<int>{1, 2}, [&](Control& control) {
@@ -278,7 +278,7 @@ TEST_CASE("control 3: a rank that is stopped is silent after three heartbeats") 
 
 TEST_CASE("control 4: a rank that stops for less than three heartbeats goes on") {
   for (const int stopped : {1, 0}) {
-    Job job(3, 1);
+    TestJob job(3, 1);
     Child child("meet meet", job.place(stopped));
     std::atomic<int> ready{0};
     check_calm(job.run(stopped == 1 ? std::vector<int>{0, 2} : std::vector<int>{1, 2}, [&](Control& control) {
@@ -296,7 +296,7 @@ TEST_CASE("control 4: a rank that stops for less than three heartbeats goes on")
 }
 
 TEST_CASE("control 5: what a rank says of its failure reaches all, its end does not cover it") {
-  Job job(3, 5);
+  TestJob job(3, 5);
   Child child("meet report kill", job.place(1));
   const auto said = job.run({0, 2}, [&](Control& control) {
     control.barrier("meet", {0, 1, 2}, Seconds(20));
@@ -306,7 +306,7 @@ TEST_CASE("control 5: what a rank says of its failure reaches all, its end does 
 }
 
 TEST_CASE("control 6: a rank that calls exit(0) early has left, and others that need it are told") {
-  Job job(3, 0.2);
+  TestJob job(3, 0.2);
   Child child("step3 after8 meet exit", job.place(1));
   auto said = job.run({0, 2}, [&](Control& control) {
     control.barrier("meet", {0, 1, 2}, Seconds(20));
@@ -318,7 +318,7 @@ TEST_CASE("control 6: a rank that calls exit(0) early has left, and others that 
             "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 8; all ranks must make the "
             "same calls");
   CHECK(child.wait() == 0);
-  Job second(3, 0.2);
+  TestJob second(3, 0.2);
   Child early("step3 meet exit", second.place(1));
   said = second.run({0, 2}, [&](Control& control) {
     control.barrier("meet", {0, 1, 2}, Seconds(20));
@@ -330,7 +330,7 @@ TEST_CASE("control 6: a rank that calls exit(0) early has left, and others that 
 }
 
 TEST_CASE("control 12: one collective more at the end") {
-  Job job(3, 0.2);
+  TestJob job(3, 0.2);
   const auto said = job.run(job.all(), [&](Control& control) {
     control.begin(in_seq(8));
     control.end();
@@ -347,7 +347,7 @@ TEST_CASE("control 12: one collective more at the end") {
 }
 
 TEST_CASE("control: a rank that left after its part of a collective is not blamed") {
-  Job job(2, 0.1);
+  TestJob job(2, 0.1);
   check_calm(job.run(job.all(), [&](Control& control) {
     control.begin(in_seq(9));
     if (control.place().rank == 1) return control.end();
@@ -380,7 +380,7 @@ TEST_CASE("control 13: ranks that wait for each other in a circle") {
        "waits to receive from rank 0 (tag t2)"},
   };
   at_once(rows, [](const Row& row) {
-    Job job(row.world, 0.2);
+    TestJob job(row.world, 0.2);
     const double start = now_seconds();
     const auto said = job.run(job.all(), [&](Control& control) {
       const int rank = control.place().rank;
@@ -396,7 +396,7 @@ TEST_CASE("control 13: ranks that wait for each other in a circle") {
 
 TEST_CASE("control: leaving in any order, also rank 0 first, keeps the store for the rest") {
   at_once(std::vector{0, 1, 2}, [](int first) {
-    Job job(3, 0.2);
+    TestJob job(3, 0.2);
     check_calm(job.run(job.all(), [&](Control& control) {
       if (control.place().rank == first) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -412,7 +412,7 @@ TEST_CASE("control: leaving in any order, also rank 0 first, keeps the store for
 }
 
 TEST_CASE("control: many threads of a rank ask at once") {
-  Job job(2);
+  TestJob job(2);
   check_calm(job.run(job.all(), [&](Control& control) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 6; ++t)
@@ -433,7 +433,7 @@ TEST_CASE("control: many threads of a rank ask at once") {
 
 TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection is a death") {
   at_once(std::vector{1, 0}, [](int unplugged) {
-    Job job(2, 0.2);
+    TestJob job(2, 0.2);
     Proxy proxy("127.0.0.1", job.base.port);
     const auto run = [&](Control& control) {
       control.barrier("meet", {0, 1}, Seconds(20));
@@ -449,7 +449,7 @@ TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection 
 }
 
 TEST_CASE("control 21: a slow network is slow, not wrong") {
-  Job job(2, 1);
+  TestJob job(2, 1);
   Proxy proxy("127.0.0.1", job.base.port, {.delay = 0.1, .piece = 7});
   const auto [near, far] = run_behind(
       proxy, job,
@@ -471,7 +471,7 @@ TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a h
   for (uint64_t seed = 1; seed <= 18; ++seed) {
     threads.emplace_back([&, seed] {
       const double start = now_seconds();
-      Job job(2, 1, 2);
+      TestJob job(2, 1, 2);
       ProxyFaults faults{.seed = seed};
       if (seed % 3 == 0) faults.truncate_after = int64_t(seed * 37);
       else if (seed % 3 == 1) faults.flip_at = int64_t(seed * 7);
@@ -493,16 +493,16 @@ TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a h
 }
 
 TEST_CASE("control 30: too few descriptors is an error that names the limit") {
-  Job job(48);
+  TestJob job(48);
   Child child("never", job.place(0), 32);
   CHECK(child.wait() == 4);
   CHECK(contains(child.output(), "open files for a world of 48, its limit is 32: raise it with ulimit -n"));
-  Job second(2);
+  TestJob second(2);
   Child none("never", second.place(0), 11);  // the listener already takes descriptor 9
   CHECK(none.wait() == 4);
   CHECK(contains(none.output(), "its limit is 11: raise it with ulimit -n"));
   if (sanitized) return;  // the sanitizer itself needs descriptors
-  Job third(2);
+  TestJob third(2);
   Child other("never", third.place(1), 3);
   CHECK(other.wait() == 4);
   CHECK(contains(other.output(), "this process has no open files left, its limit is 3: raise it with ulimit -n"));
@@ -511,7 +511,7 @@ TEST_CASE("control 30: too few descriptors is an error that names the limit") {
 TEST_CASE("control 30: too few threads is an error that says so" *
           doctest::skip(sanitized)) {  // the sanitizer's own memory exceeds any limit
   for (const int rank : {0, 1}) {
-    Job job(2, 1, 5);
+    TestJob job(2, 1, 5);
     Child child("no_threads", job.place(rank));
     std::map<int, std::string> other;
     if (rank == 1) other = job.run({0}, [](Control&) {});

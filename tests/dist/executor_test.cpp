@@ -23,13 +23,13 @@ constexpr const char* transports[] = {"threads", "shm"};
 const Rendezvous brisk{.heartbeat = Seconds(0.05)};
 
 /// An execution over one flat tensor, divided into chunks by shard_range.
-template <class T> struct Job {
+template <class T> struct RankJob {
   Program program;
   std::vector<int> world;
   std::string describe = "all_reduce of a test", group = "world";
   Execution execution;
 
-  Job(const CollectiveRequest& request, int rank, std::vector<T>& data, Control& control, Transport& transport,
+  RankJob(const CollectiveRequest& request, int rank, std::vector<T>& data, Control& control, Transport& transport,
       uint64_t sequence = 1, Algorithm algorithm = Algorithm::direct, DType dtype = f32)
       : program(program_of(algorithm, request, rank), rank, request.ranks) {
     const int64_t chunks = chunk_count(algorithm, request), count = int64_t(data.size());
@@ -118,7 +118,7 @@ TEST_CASE(
           for (const int64_t count : {0, 1, 2, 7, 1009, 16384 * 2 + 1, 150001}) {
             std::vector<float> data(static_cast<size_t>(count));
             for (int64_t i = 0; i < count; ++i) data[size_t(i)] = float((i * 7 + rank) % 1000);
-            Job<float> job({.collective = Collective::all_reduce, .ranks = n}, rank, data, control, link, ++sequence,
+            RankJob<float> job({.collective = Collective::all_reduce, .ranks = n}, rank, data, control, link, ++sequence,
                            algorithm);
             const CallTraffic moved = execute(job.execution);
             int64_t differ = 0;
@@ -166,9 +166,9 @@ TEST_CASE("executor: two-byte elements at odd places, mean, and checksums") {
       uint64_t sequence = 0;
       for (const int64_t count : {1, 5, 100003}) {
         std::vector<uint16_t> data(size_t(count), BFloat16(float(3 * rank)).bits);
-        Job<uint16_t> job({.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank, data, control, link,
+        RankJob<uint16_t> job({.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank, data, control, link,
                           ++sequence, Algorithm::direct, bf16);
-        job.execution.op = ReduceOp::mean;
+        job.execution.op = dist::ReduceOp::mean;
         job.execution.checksum = checksum;
         execute(job.execution);
         for (const uint16_t x : data) LOCKSTEP_CHECK(x == BFloat16(3.0f).bits, "wrong mean: ", x);
@@ -197,7 +197,7 @@ TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongl
     Seats seats(2);
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
       std::vector<float> data(8);
-      Job<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
+      RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
       if (rank == 0) return void(execute(job.execution));
       Header header = job.execution.header;
       header.payload = 16;
@@ -220,7 +220,7 @@ TEST_CASE("executor 16: flipped payload is found by the checksum") {
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8, 1.0f);
-    Job<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
+    RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
     if (rank == 0) return void(execute(job.execution));
     Header header = job.execution.header;
     header.payload = 16;
@@ -242,7 +242,7 @@ TEST_CASE("executor: a rank that does not come is named at the timeout") {
   Seats seats(3, "threads", brisk);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
-    Job<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link);
+    RankJob<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link);
     job.execution.timeout = Seconds(0.3);
     if (rank == 2) {
       while (!control.failed()) std::this_thread::yield();
@@ -259,7 +259,7 @@ TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of
     Seats seats(2, "threads", brisk);
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
       std::vector<float> data(8);
-      Job<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
+      RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
       if (rank == 0) return void(execute(job.execution));
       struct {
         Header header;
@@ -278,7 +278,7 @@ TEST_CASE("executor: memory that does not fit the chunks is refused before anyth
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
-    Job<float> job({.collective = Collective::all_reduce, .ranks = 2}, rank, data, control, link);
+    RankJob<float> job({.collective = Collective::all_reduce, .ranks = 2}, rank, data, control, link);
     job.execution.memory = [&](int32_t) { return std::span<std::byte>(); };
     CHECK_ERROR(execute(job.execution), "expected 16 bytes of memory for chunk 0, got 0");
     job.execution.chunk_bytes = [&](int32_t) { return size_t(3); };

@@ -14,11 +14,13 @@
 #include "dist/process_group.h"
 #include "tests/dist/flight_record.h"
 #include "tests/dist/job.h"
+#include "tests/dist/values.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::ones_of;
 
 namespace {
 
@@ -88,8 +90,6 @@ void check_reported(const Shared& shared, int failed, const std::vector<std::str
   }
 }
 
-Tensor ones(int64_t n) { return Tensor::from(std::vector<float>(size_t(n), 1.f), {n}); }
-
 /// Raises `signal` in this rank after a second, from another thread.
 void signal_soon(const Shared& shared, int signal) {
   std::thread([&shared, signal] {
@@ -101,11 +101,11 @@ void signal_soon(const Shared& shared, int signal) {
 
 /// All-reduces a large tensor forever; calls begun() after the second one.
 void reduce_for_ever(const std::function<void()>& begun) {
-  const Tensor data = ones(large);
+  const Tensor data = ones_of(large);
   for (uint64_t step = 1;; ++step) {
     if (step == 3) begun();
     set_step(step);
-    world().all_reduce(data, {.op = ReduceOp::max, .tag = "g"});
+    world().all_reduce(data, {.op = dist::ReduceOp::max, .tag = "g"});
   }
 }
 
@@ -154,8 +154,8 @@ TEST_CASE("faults 3: a stopped rank is silent") {
       shared->fault = now_seconds();
       raise(SIGSTOP);
     }
-    world().all_reduce(ones(8), {.tag = "w1"});
-    world().all_reduce(ones(8), {.tag = "w2"});
+    world().all_reduce(ones_of(8), {.tag = "w1"});
+    world().all_reduce(ones_of(8), {.tag = "w2"});
   });
   check_reported(shared, 1, {str("rank 1 (pid ", shared->rank[1].pid.load()), "is silent: no heartbeat for "});
   CHECK(contains(text, "rank 1"));
@@ -166,7 +166,7 @@ TEST_CASE("faults 3: a stopped rank is silent") {
 TEST_CASE("faults 4: a rank that is stopped for a moment goes on") {
   const Shared shared;
   CHECK(run(shared, [&](int rank) {
-          const Tensor data = ones(1000);
+          const Tensor data = ones_of(1000);
           std::thread helper;
           if (rank == 0) {
             helper = std::thread([&] {
@@ -180,7 +180,7 @@ TEST_CASE("faults 4: a rank that is stopped for a moment goes on") {
               shared->rank[1].reported = now_seconds();
               raise(SIGSTOP);
             }
-            world().all_reduce(data, {.op = ReduceOp::mean});
+            world().all_reduce(data, {.op = dist::ReduceOp::mean});
             world().all_reduce(data);
             for (float* x = data.data<float>(); x < data.data<float>() + 1000; ++x) *x = *x / ranks + 1;
           }
@@ -198,7 +198,7 @@ TEST_CASE("faults 5: a rank throws in a step") {
         shared->fault = now_seconds();
         throw Error("forward: sample 17 is not a number");
       }
-      world().all_reduce(ones(1000));
+      world().all_reduce(ones_of(1000));
     }
   });
   CHECK(text == "[rank 1] forward: sample 17 is not a number");
@@ -209,12 +209,12 @@ TEST_CASE("faults 5: a rank throws in a step") {
 TEST_CASE("faults 6: a rank calls exit(0) early") {
   const Shared shared;
   const std::string text = run(shared, [&](int rank) {
-    world().all_reduce(ones(8), {.tag = "w0"});
+    world().all_reduce(ones_of(8), {.tag = "w0"});
     if (rank == 1) {
       shared->fault = now_seconds();
       exit(0);
     }
-    world().all_reduce(ones(8), {.tag = "w1"});
+    world().all_reduce(ones_of(8), {.tag = "w1"});
   });
   CAPTURE(text);
   CHECK(contains(text, "waits in seq 2 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 1"));
@@ -225,8 +225,8 @@ TEST_CASE("faults 6: a rank calls exit(0) early") {
 TEST_CASE("faults 12: one collective more at the end, between processes") {
   const Shared shared;
   const std::string text = run(shared, [&](int rank) {
-    for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
-    if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
+    for (int i = 0; i < 8; ++i) world().all_reduce(ones_of(8), {.tag = "w0"});
+    if (rank == 0) world().all_reduce(ones_of(8), {.tag = "w1"});
   });
   CAPTURE(text);
   CHECK(contains(text, "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); "));
@@ -240,17 +240,17 @@ TEST_CASE("faults 7, 10, 11, 13: processes that disagree, or wait for each other
     std::function<void(int)> call;
   } rows[] = {
       {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1",
-       [](int r) { world().all_reduce(ones(r == 2 ? 9 : 8), {.tag = "w1"}); }},
+       [](int r) { world().all_reduce(ones_of(r == 2 ? 9 : 8), {.tag = "w1"}); }},
       {"rank 2 calls all_reduce f32 x 8 sum, tag b1",
        [](int r) {
-         world().all_reduce(ones(8), {.tag = r == 2 ? "b1" : "w1"});
-         world().all_reduce(ones(8), {.tag = r == 2 ? "w1" : "b1"});
+         world().all_reduce(ones_of(8), {.tag = r == 2 ? "b1" : "w1"});
+         world().all_reduce(ones_of(8), {.tag = r == 2 ? "w1" : "b1"});
        }},
       {"rank 2 calls broadcast f32 x 8 from rank 0",
-       [](int r) { r == 2 ? world().broadcast(ones(8), 0) : world().all_reduce(ones(8)); }},
+       [](int r) { r == 2 ? world().broadcast(ones_of(8), 0) : world().all_reduce(ones_of(8)); }},
       {"deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b)",
        [](int r) {
-         if (r < 2) world().receive(ones(8), 1 - r, {.tag = r == 0 ? "a" : "b"});
+         if (r < 2) world().receive(ones_of(8), 1 - r, {.tag = r == 0 ? "a" : "b"});
          else world().barrier();
        }},
   };

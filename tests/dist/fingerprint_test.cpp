@@ -54,7 +54,7 @@ TEST_CASE("fingerprint: differences are named from both sides") {
   } rows[] = {
       {"rank 2 calls all_reduce f32 x 9 sum, tag w1", [](Header& h) { h.count = 9; }},
       {"rank 2 calls all_reduce i32 x 8 sum, tag w1", [](Header& h) { h.dtype = uint8_t(i32); }},
-      {"rank 2 calls all_reduce f32 x 8 max, tag w1", [](Header& h) { h.op = uint8_t(ReduceOp::max); }},
+      {"rank 2 calls all_reduce f32 x 8 max, tag w1", [](Header& h) { h.op = uint8_t(dist::ReduceOp::max); }},
       {"rank 2 calls all_reduce f32 x 8 sum, tag b1",
        [](Header& h) {
          h.tag = hash_text("b1");

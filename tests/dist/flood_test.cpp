@@ -62,7 +62,7 @@ class Flood {
 }  // namespace
 
 TEST_CASE("flood: strangers keep ranks neither from meeting nor from being heard") {
-  Job job(4, 0.5, 30);
+  TestJob job(4, 0.5, 30);
   const Flood flood(job.base.port, 4);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const double start = now_seconds();

@@ -11,9 +11,12 @@
 #include "dist/control.h"
 #include "dist/schedule.h"
 #include "dist/shard.h"
+#include "tests/dist/values.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::all_dtypes;
+using testing::all_ops;
 
 namespace {
 
@@ -27,22 +30,19 @@ template <class... Args> void expect(bool condition, const Args&... what) {
   if (!condition) throw std::runtime_error(str(what...));
 }
 
-constexpr DType all_types[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
-
 // Small integers, whose sum is the same in every order and dtype.
-double value(DType dtype, ReduceOp op, int rank, int64_t i) {
+double value(DType dtype, dist::ReduceOp op, int rank, int64_t i) {
   if (dtype == boolean) return (rank + i) % 3 == 0;
-  if (op == ReduceOp::product) return (rank + i) % 4 == 0 ? 2 : 1;
+  if (op == dist::ReduceOp::product) return (rank + i) % 4 == 0 ? 2 : 1;
   return double((rank * 7 + i * 3) % 5 + (dtype == u8 ? 0 : -1));
 }
 
-double combine(DType dtype, ReduceOp op, double a, double b) {
-  if (dtype == boolean) return op == ReduceOp::sum || op == ReduceOp::max ? a || b : a && b;
+double combine(DType dtype, dist::ReduceOp op, double a, double b) {
+  if (dtype == boolean) return op == dist::ReduceOp::sum || op == dist::ReduceOp::max ? a || b : a && b;
   switch (op) {
-    case ReduceOp::product: return a * b;
-    case ReduceOp::min: return std::min(a, b);
-    case ReduceOp::max: return std::max(a, b);
+    case dist::ReduceOp::product: return a * b;
+    case dist::ReduceOp::min: return std::min(a, b);
+    case dist::ReduceOp::max: return std::max(a, b);
     default: return a + b;
   }
 }
@@ -59,15 +59,15 @@ template <class At> Tensor make(DType dtype, int64_t begin, int64_t end, At at) 
   for (int64_t i = begin; i < end; ++i) values.push_back(at(i));
   return from(values, {end - begin}).to(dtype);
 }
-Tensor given(DType dtype, ReduceOp op, int rank, int64_t n) {
+Tensor given(DType dtype, dist::ReduceOp op, int rank, int64_t n) {
   return make(dtype, 0, n, [&](int64_t i) { return value(dtype, op, rank, i); });
 }
 
-Tensor reduced(DType dtype, ReduceOp op, int ranks, int64_t n) {
+Tensor reduced(DType dtype, dist::ReduceOp op, int ranks, int64_t n) {
   return make(dtype, 0, n, [&](int64_t i) {
     double all = value(dtype, op, 0, i);
     for (int r = 1; r < ranks; ++r) all = combine(dtype, op, all, value(dtype, op, r, i));
-    if (op == ReduceOp::mean) all = is_floating(dtype) ? all / ranks : double(int64_t(all) / ranks);
+    if (op == dist::ReduceOp::mean) all = is_floating(dtype) ? all / ranks : double(int64_t(all) / ranks);
     return all;
   });
 }
@@ -88,7 +88,7 @@ class Body {
   void run() {
     for (const Algorithm algorithm : choices()) {
       if (!options.schedules && algorithm != Algorithm::automatic && algorithm != options.exact) continue;
-      for (const DType dtype : all_types) {
+      for (const DType dtype : all_dtypes) {
         // The default algorithm runs with every dtype in small worlds. Other algorithms and larger worlds only run
         // dtypes with separate code paths.
         if (algorithm != Algorithm::automatic && dtype != f32 && dtype != bf16) continue;
@@ -108,9 +108,9 @@ class Body {
 
  private:
   void all_collectives(Algorithm algorithm, DType dtype, int64_t count) {
-    for (const ReduceOp op : all_ops) {
-      if (dtype == boolean && op == ReduceOp::mean) continue;
-      if ((count > 1000 || algorithm != Algorithm::automatic) && op != ReduceOp::sum && op != ReduceOp::mean) continue;
+    for (const dist::ReduceOp op : all_ops) {
+      if (dtype == boolean && op == dist::ReduceOp::mean) continue;
+      if ((count > 1000 || algorithm != Algorithm::automatic) && op != dist::ReduceOp::sum && op != dist::ReduceOp::mean) continue;
       reductions(algorithm, dtype, op, count);
     }
     movements(algorithm, dtype, count);
@@ -124,7 +124,7 @@ class Body {
     return str("rank ", rank, " of ", n, ": ", name_of(c), " by ", name_of(a), ", ", dtype, " x ", count, ", ", place);
   }
 
-  void reductions(Algorithm a, DType dtype, ReduceOp op, int64_t count) {
+  void reductions(Algorithm a, DType dtype, dist::ReduceOp op, int64_t count) {
     const CollectiveOptions o{.op = op, .algorithm = a, .tag = "body"};
     const Tensor input = given(dtype, op, rank, count), untouched = input.clone();
     Tensor& sum = sums_[{dtype, op, count}];  // expected to have the same bits with every algorithm
@@ -160,13 +160,13 @@ class Body {
 
   void movements(Algorithm a, DType dtype, int64_t count) {
     const CollectiveOptions o{.algorithm = a, .tag = "body"};
-    const auto of = [&](int r) { return given(dtype, ReduceOp::sum, r, count); };
+    const auto of = [&](int r) { return given(dtype, dist::ReduceOp::sum, r, count); };
     const Range own = shard_range(count, n, rank);
     const auto what = [&](Collective c, const char* place) { return text(c, a, dtype, count, place); };
     // The concatenation in which part i comes from rank i.
     const Tensor joined = make(dtype, 0, count, [&, owner = 0](int64_t i) mutable {
       while (shard_range(count, n, owner).end <= i) ++owner;
-      return value(dtype, ReduceOp::sum, owner, i);
+      return value(dtype, dist::ReduceOp::sum, owner, i);
     });
     const Tensor part = joined.narrow(0, own.begin, own.size()).clone();
     if (has(a, Collective::broadcast)) {
@@ -203,7 +203,7 @@ class Body {
     if (has(a, Collective::all_to_all)) {
       const int64_t block = count / n, all = block * n;
       const auto cell = [&](int from, int to) {
-        return [&, from, to](int64_t i) { return value(dtype, ReduceOp::sum, from * n + to, i); };
+        return [&, from, to](int64_t i) { return value(dtype, dist::ReduceOp::sum, from * n + to, i); };
       };
       const Tensor input = make(dtype, 0, all, [&](int64_t i) { return cell(rank, int(i / block))(i % block); });
       const Tensor expected = make(dtype, 0, all, [&](int64_t i) { return cell(int(i / block), rank)(i % block); });
@@ -222,7 +222,7 @@ class Body {
         given += to_each.back();
         taken += from_each.back();
       }
-      const auto element = [&](int from, int to, int64_t i) { return value(dtype, ReduceOp::sum, from * n + to, i); };
+      const auto element = [&](int from, int to, int64_t i) { return value(dtype, dist::ReduceOp::sum, from * n + to, i); };
       const auto rows = [&](const std::vector<int64_t>& each, int64_t total, bool sent) {
         return make(dtype, 0, 2 * total,
                     [&](int64_t i) {
@@ -244,17 +244,17 @@ class Body {
     std::vector<Tensor> data;
     std::vector<Work> works;
     for (int i = 0; i < 20; ++i) {
-      data.push_back(given(f32, ReduceOp::sum, rank, 1000 + i));
+      data.push_back(given(f32, dist::ReduceOp::sum, rank, 1000 + i));
       works.push_back(g.all_reduce(data.back(), {.async = true}));
     }
-    const Tensor last = given(f32, ReduceOp::sum, rank, 5);
+    const Tensor last = given(f32, dist::ReduceOp::sum, rank, 5);
     g.all_reduce(last);  // runs after the asynchronous calls
-    expect_equal(last, reduced(f32, ReduceOp::sum, n, 5), "a call behind asynchronous ones");
+    expect_equal(last, reduced(f32, dist::ReduceOp::sum, n, 5), "a call behind asynchronous ones");
     for (int i = 20; i-- > 0;) {
       expect(works[size_t(i)].done(), "asynchronous calls end in order");
       works[size_t(i)].wait();
       works[size_t(i)].wait();  // waiting twice is allowed
-      expect_equal(data[size_t(i)], reduced(f32, ReduceOp::sum, n, 1000 + i), "asynchronous all_reduce");
+      expect_equal(data[size_t(i)], reduced(f32, dist::ReduceOp::sum, n, 1000 + i), "asynchronous all_reduce");
     }
     expect(Work().done(), "no work is done");
     Work().wait();
@@ -321,7 +321,7 @@ class Body {
   void traffic() {
     const int64_t count = 5040;  // divisible by 1 to 10
     const std::vector<int> places = hosts();
-    const Tensor data = given(f32, ReduceOp::sum, rank, count);
+    const Tensor data = given(f32, dist::ReduceOp::sum, rank, count);
     for (const Algorithm a : choices()) {
       if (a == Algorithm::automatic) continue;
       if (!has_schedule(a, Collective::all_reduce)) continue;
@@ -425,7 +425,7 @@ class Body {
     });
     refused("[all_reduce] expected input and output that do not overlap",
             [&] { g.all_reduce(x.narrow(0, 0, 4), x.narrow(0, 1, 4), {}); });
-    refused("got mean", [&] { g.all_reduce(from({true}), {.op = ReduceOp::mean}); });
+    refused("got mean", [&] { g.all_reduce(from({true}), {.op = dist::ReduceOp::mean}); });
     refused(n == 1 ? "[broadcast] expected a root from 0 to 0" : "[broadcast] expected a root from 0 to",
             [&] { g.broadcast(x, n); });
     refused("[reduce] expected a root from 0 to", [&] { g.reduce(x, -1); });
@@ -455,7 +455,7 @@ class Body {
   ProcessGroup& g;
   const GroupBody options;
   const int n, rank;
-  std::map<std::tuple<DType, ReduceOp, int64_t>, Tensor> sums_;
+  std::map<std::tuple<DType, dist::ReduceOp, int64_t>, Tensor> sums_;
 };
 
 }  // namespace

@@ -15,10 +15,12 @@
 #include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
 #include "tests/dist/outcomes.h"
+#include "tests/dist/values.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
 using testing::check_ranks;
+using testing::ones_of;
 using testing::outcome;
 using testing::outcomes;
 
@@ -26,7 +28,6 @@ namespace {
 
 using Kind = SpawnOptions::Kind;
 
-Tensor ones(int64_t n, DType dtype = f32) { return Tensor::from(std::vector<float>(size_t(n), 1.f), {n}).to(dtype); }
 
 }  // namespace
 
@@ -68,46 +69,46 @@ TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, wit
     std::string expected;
     std::function<void(ProcessGroup&, int)> call;
   };
-  const auto reduce = [](int64_t count, DType dtype, ReduceOp op, const char* tag) {
-    return [=](ProcessGroup& g) { g.all_reduce(ones(count, dtype), {.op = op, .tag = tag}); };
+  const auto reduce = [](int64_t count, DType dtype, dist::ReduceOp op, const char* tag) {
+    return [=](ProcessGroup& g) { g.all_reduce(ones_of(count, dtype), {.op = op, .tag = tag}); };
   };
   const Row rows[] = {
       {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1",
-       [&](auto& g, int r) { reduce(r == 2 ? 9 : 8, f32, ReduceOp::sum, "w1")(g); }},
+       [&](auto& g, int r) { reduce(r == 2 ? 9 : 8, f32, dist::ReduceOp::sum, "w1")(g); }},
       {"rank 2 calls all_reduce f32 x 8 max, tag w1",
-       [&](auto& g, int r) { reduce(8, f32, r == 2 ? ReduceOp::max : ReduceOp::sum, "w1")(g); }},
+       [&](auto& g, int r) { reduce(8, f32, r == 2 ? dist::ReduceOp::max : dist::ReduceOp::sum, "w1")(g); }},
       {"rank 2 calls all_reduce f32 x 8 sum, tag b1",
        [&](auto& g, int r) {
-         reduce(8, f32, ReduceOp::sum, r == 2 ? "b1" : "w1")(g);
-         reduce(8, f32, ReduceOp::sum, r == 2 ? "w1" : "b1")(g);
+         reduce(8, f32, dist::ReduceOp::sum, r == 2 ? "b1" : "w1")(g);
+         reduce(8, f32, dist::ReduceOp::sum, r == 2 ? "w1" : "b1")(g);
        }},
-      {"calls broadcast f32 x 8 from rank ", [](auto& g, int r) { g.broadcast(ones(8), r == 2 ? 2 : 0); }},
+      {"calls broadcast f32 x 8 from rank ", [](auto& g, int r) { g.broadcast(ones_of(8), r == 2 ? 2 : 0); }},
       {"rank 2 calls all_reduce f32 x 8 sum by ring",
-       [](auto& g, int r) { g.all_reduce(ones(8), {.algorithm = r == 2 ? Algorithm::ring : Algorithm::direct}); }},
-      {"rank 2 calls barrier", [](auto& g, int r) { r == 2 ? g.barrier() : (void)g.all_reduce(ones(8)); }},
+       [](auto& g, int r) { g.all_reduce(ones_of(8), {.algorithm = r == 2 ? Algorithm::ring : Algorithm::direct}); }},
+      {"rank 2 calls barrier", [](auto& g, int r) { r == 2 ? g.barrier() : (void)g.all_reduce(ones_of(8)); }},
       {"rank 2 calls barrier, tag new_group b of 0,1",
        [](auto& g, int r) {
          g.new_group(r == 2 ? std::vector{0, 1} : std::vector{0, 2}, "b");
        }},
       {"expects 8 bytes from rank 2, which sends 12",
        [](auto& g, int r) {
-         const Tensor all = ones(6);
-         g.gather(r == 0 ? all : Tensor(), ones(r == 2 ? 3 : 2), 0);
+         const Tensor all = ones_of(6);
+         g.gather(r == 0 ? all : Tensor(), ones_of(r == 2 ? 3 : 2), 0);
        }},
       {"has 6 elements, 2 of them for rank 2, which has a part of 3",
        [](auto& g, int r) {
-         const Tensor all = ones(6);
-         g.scatter(ones(r == 2 ? 3 : 2), r == 0 ? all : Tensor(), 0, {.algorithm = Algorithm::ring});
+         const Tensor all = ones_of(6);
+         g.scatter(ones_of(r == 2 ? 3 : 2), r == 0 ? all : Tensor(), 0, {.algorithm = Algorithm::ring});
        }},
       {"rank 1 calls send f32 x 8 to rank 2, tag a; rank 2 calls receive f32 x 9 from rank 1, tag a",
        [](auto& g, int r) {
-         r == 1 ? (void)g.send(ones(8), 2, {.tag = "a"}) : r == 2 ? (void)g.receive(ones(9), 1, {.tag = "a"}) : (void)0;
+         r == 1 ? (void)g.send(ones_of(8), 2, {.tag = "a"}) : r == 2 ? (void)g.receive(ones_of(9), 1, {.tag = "a"}) : (void)0;
          g.barrier();
        }},
       {"rank 1 calls send f32 x 8 to rank 2; rank 2 calls receive bf16 x 8 from rank 1",
        [](auto& g, int r) {
-         if (r == 1) g.send(ones(8), 2);
-         if (r == 2) g.receive(ones(8, bf16), 1);
+         if (r == 1) g.send(ones_of(8), 2);
+         if (r == 2) g.receive(ones_of(8, bf16), 1);
          g.barrier();
        }},
   };
@@ -125,8 +126,8 @@ TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, wit
 
 TEST_CASE("group: an error is the error of every later call, and of asynchronous ones in wait()") {
   const auto texts = outcomes(2, [](int rank) {
-    Work work = world().all_reduce(ones(rank == 0 ? 4 : 5), {.async = true}),
-         second = world().all_reduce(ones(4), {.async = true});
+    Work work = world().all_reduce(ones_of(rank == 0 ? 4 : 5), {.async = true}),
+         second = world().all_reduce(ones_of(4), {.async = true});
     const std::string first = message([&] { work.wait(); });
     if (message([&] { second.wait(); }) != first || message([&] { world().barrier(); }) != first)
       throw Error("another error: " + first);
@@ -138,8 +139,8 @@ TEST_CASE("group: an error is the error of every later call, and of asynchronous
 
 TEST_CASE("group 12: one collective more at the end") {
   const auto texts = outcomes(3, [](int rank) {
-    for (int i = 0; i < 8; ++i) world().all_reduce(ones(8), {.tag = "w0"});
-    if (rank == 0) world().all_reduce(ones(8), {.tag = "w1"});
+    for (int i = 0; i < 8; ++i) world().all_reduce(ones_of(8), {.tag = "w0"});
+    if (rank == 0) world().all_reduce(ones_of(8), {.tag = "w1"});
   });
   CHECK(texts[0] ==
         "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); ranks 1, 2 have left after seq 8; all ranks must make the "
@@ -150,13 +151,13 @@ TEST_CASE("group 13: ranks that wait for each other") {
   std::vector<std::string> receive, send, stage;
   const std::function<void()> circles[] = {
       [&] {
-        receive = outcomes(2, [](int rank) { world().receive(ones(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
+        receive = outcomes(2, [](int rank) { world().receive(ones_of(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
       },
-      [&] { send = outcomes(3, [](int rank) { world().send(ones(3000000), (rank + 1) % 3); }); },
+      [&] { send = outcomes(3, [](int rank) { world().send(ones_of(3000000), (rank + 1) % 3); }); },
       [&] {  // a stage that forgets to receive: the error has the tag of its micro-batch
         stage = outcomes(2, [](int rank) {
-          if (rank == 0) world().receive(ones(4), 1, {.tag = "gradient of micro-batch 3"});
-          else world().receive(ones(4), 0, {.tag = "activation of micro-batch 4"});
+          if (rank == 0) world().receive(ones_of(4), 1, {.tag = "gradient of micro-batch 3"});
+          else world().receive(ones_of(4), 0, {.tag = "activation of micro-batch 4"});
         });
       }};
   at_once(circles, [](const auto& circle) { circle(); });
@@ -175,7 +176,7 @@ TEST_CASE("group: a slow rank is no deadlock") {
               [](int rank) {
                 // Longer than three heartbeats.
                 if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));
-                const Tensor t = ones(4);
+                const Tensor t = ones_of(4);
                 if (rank == 0) world().receive(t, 1);
                 else world().send(t, 0);
                 world().all_reduce(t);
@@ -199,7 +200,7 @@ TEST_CASE("group: barriers and collectives that time out name the missing ranks"
       [&](int rank) {
         if (rank == 1)
           while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        world().all_reduce(ones(4), {.tag = "g"});
+        world().all_reduce(ones_of(4), {.tag = "g"});
       },
       1);
   CHECK(contains(late[0], "all_reduce f32 x 4, tag g"));
@@ -209,9 +210,9 @@ TEST_CASE("group: barriers and collectives that time out name the missing ranks"
 TEST_CASE("group: all ranks raise the error that one rank throws") {
   const auto texts = outcomes(3, [](int rank) {
     set_step(3);
-    world().all_reduce(ones(4));
+    world().all_reduce(ones_of(4));
     if (rank == 1) throw Error("bad sample 17");
-    world().all_reduce(ones(4));
+    world().all_reduce(ones_of(4));
   });
   CHECK(texts[0] == "[rank 1] bad sample 17");
   CHECK(texts[1] == "bad sample 17");
@@ -239,7 +240,7 @@ TEST_CASE("group: all ranks raise the error that one rank throws") {
 TEST_CASE("group: destroyed with work on its way") {
   check_ranks(2, [](int rank) {
     Work work;
-    const Tensor t = ones(1 << 20);
+    const Tensor t = ones_of(1 << 20);
     {
       const auto group = world().new_group({0, 1}, "short");
       if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -254,12 +255,12 @@ TEST_CASE("group: destroyed with work on its way") {
   const auto texts = outcomes(2, [](int rank) {
     const auto group = world().new_group({0, 1}, "half");
     if (rank == 0) {
-      const Tensor t = ones(4);
+      const Tensor t = ones_of(4);
       (void)group->all_reduce(t, {.async = true});
       throw Error("early");
     }
     while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    group->all_reduce(ones(4));
+    group->all_reduce(ones_of(4));
   });
   CHECK(texts[1] == "[rank 0] early");
 }
@@ -299,13 +300,13 @@ TEST_CASE("group: random collectives under random delays are bit-identical to a 
       const auto draw = [&](int n) { return int(script() % uint32_t(n)); };
       ProcessGroup& g = world();
       const auto pair = g.split(rank / 2, rank, "pair");
-      const Tensor state = ones(5000);
+      const Tensor state = ones_of(5000);
       for (float* x = state.data<float>(); x < state.data<float>() + 5000; ++x) *x = float(int(own() % 1000)) / 7.f;
       std::vector<Work> works;
       for (int step = 0; step < 1000; ++step) {
         const int kind = draw(7), begin = draw(2000), size = draw(3000), root = draw(4), algorithm = draw(3);
         const Tensor part = state.narrow(0, begin, size);
-        const CollectiveOptions o{.op = draw(2) ? ReduceOp::mean : ReduceOp::max,
+        const CollectiveOptions o{.op = draw(2) ? dist::ReduceOp::mean : dist::ReduceOp::max,
                                   .algorithm = algorithm ? Algorithm::direct : Algorithm::ring,
                                   .async = chaos && own() % 2 == 0};
         if (chaos && own() % 20 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 2000));
@@ -322,7 +323,7 @@ TEST_CASE("group: random collectives under random delays are bit-identical to a 
           }
           case 4:
             for (Work& w : works) w.wait();
-            pair->all_reduce(part, {.op = ReduceOp::mean, .async = o.async}).wait();
+            pair->all_reduce(part, {.op = dist::ReduceOp::mean, .async = o.async}).wait();
             break;
           case 5: {
             for (Work& w : works) w.wait();
@@ -366,10 +367,10 @@ TEST_CASE("group: ranks that are threads share the threads of operations") {
 TEST_CASE("group: a forced algorithm") {
   setenv("LOCKSTEP_ALGORITHM", "ring", 1);
   check_ranks(3, [](int) {
-    const Tensor t = ones(6);
+    const Tensor t = ones_of(6);
     world().all_reduce(t);  // two steps, each with one message out and one in
     if (world().traffic().messages != 4) throw Error(str("messages: ", world().traffic().messages));
-    world().gather(world().rank() == 0 ? ones(3) : Tensor(), ones(1), 0);
+    world().gather(world().rank() == 0 ? ones_of(3) : Tensor(), ones_of(1), 0);
   });
   setenv("LOCKSTEP_ALGORITHM", "rings", 1);
   CHECK(contains(outcome(2, [](int) {}), "[LOCKSTEP_ALGORITHM] expected automatic, ring, direct"));

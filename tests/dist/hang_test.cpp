@@ -24,7 +24,7 @@ using namespace lockstep::dist;
 namespace {
 
 /// What rank 0 is told, in shared memory that also processes see.
-struct Notes {
+struct FaultNotes {
   std::atomic<double> fault{0}, reported{0};
   char text[2048] = "";
 };
@@ -34,18 +34,18 @@ struct Setting {
   double heartbeat, timeout;
 };
 
-struct Notice {
+struct TimedError {
   std::string text;
   double seconds;
 };
 
 /// What two ranks do. Rank 1 is at fault, after happens(); rank 0 is told.
-using Body = std::function<void(int rank, const std::function<void()>& happens)>;
+using RankBody = std::function<void(int rank, const std::function<void()>& happens)>;
 
-Notice reported(const Setting& job, const Body& body) {
-  void* const memory = mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+TimedError reported(const Setting& job, const RankBody& body) {
+  void* const memory = mmap(nullptr, sizeof(FaultNotes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
-  Notes* const notes = new (memory) Notes;
+  FaultNotes* const notes = new (memory) FaultNotes;
   const auto kind =
       std::string(job.transport) == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
   message([&] {
@@ -67,14 +67,14 @@ Notice reported(const Setting& job, const Body& body) {
            .timeout = Seconds(job.timeout),
            .heartbeat = Seconds(job.heartbeat)});
   });
-  const Notice found{notes->text, notes->reported - notes->fault};
-  munmap(memory, sizeof(Notes));
+  const TimedError found{notes->text, notes->reported - notes->fault};
+  munmap(memory, sizeof(FaultNotes));
   return found;
 }
 
 /// Two ranks of three meet.
-Notice without_a_rank() {
-  Job job(3, 30, 1);
+TimedError without_a_rank() {
+  TestJob job(3, 30, 1);
   const double start = now_seconds();
   const auto said = job.run({0, 1}, [](Control&) {});
   return {said.at(0), now_seconds() - start};
@@ -88,7 +88,7 @@ struct Row {
   double least, greatest;  ///< seconds that this means for the job below
   std::string text;        ///< part of the error
   Setting job;
-  Body body;
+  RankBody body;
 };
 
 /// The cells of the row of the page whose first cell begins with `what`.
@@ -174,7 +174,7 @@ TEST_CASE("hang: every fault is told as soon as the page says") {
     const std::vector<std::string> cells = cells_of(row.what);
     REQUIRE(cells.size() == 3);
     CHECK(cells[2] == row.when);
-    const Notice found = row.body ? reported(row.job, row.body) : without_a_rank();
+    const TimedError found = row.body ? reported(row.job, row.body) : without_a_rank();
     CAPTURE(found.text);
     CHECK(contains(found.text, row.text));
     // clocks of threads differ a little

@@ -21,20 +21,20 @@
 #include "tensor/convert.h"
 #include "tensor/ops.h"
 #include "tests/dist/outcomes.h"
+#include "tests/dist/values.h"
 #include "tests/fork.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::all_dtypes;
+using testing::all_ops;
 using testing::check_ranks;
 using testing::outcome;
 
 namespace {
 
 using Kind = SpawnOptions::Kind;
-constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-constexpr dist::ReduceOp all_ops[] = {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product,
-                                      dist::ReduceOp::min, dist::ReduceOp::max};
 
 std::span<std::byte> bytes_of(const Tensor& t) {
   return {static_cast<std::byte*>(t.raw_data()), size_t(t.numel() * size_of(t.dtype()))};

@@ -24,7 +24,7 @@
 using namespace lockstep;
 using namespace lockstep::dist;
 
-Job::Job(int world, double heartbeat, double timeout) {
+TestJob::TestJob(int world, double heartbeat, double timeout) {
   base.world_size = base.local_world_size = world;
   base.heartbeat = Seconds(heartbeat);
   base.timeout = Seconds(timeout);
@@ -34,24 +34,24 @@ Job::Job(int world, double heartbeat, double timeout) {
   listener = open_listener(base.address, base.port);
 }
 
-Job::~Job() {
+TestJob::~TestJob() {
   if (listener >= 0) ::close(listener);
 }
 
-Rendezvous Job::place(int rank) {
+Rendezvous TestJob::place(int rank) {
   Rendezvous place = base;
   place.rank = place.local_rank = rank;
   if (rank == 0) place.listener = std::exchange(listener, -1);
   return place;
 }
 
-std::vector<int> Job::all() const {
+std::vector<int> TestJob::all() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < base.world_size; ++rank) ranks.push_back(rank);
   return ranks;
 }
 
-std::map<int, std::string> Job::run(const std::vector<int>& ranks, const std::function<void(Control&)>& body) {
+std::map<int, std::string> TestJob::run(const std::vector<int>& ranks, const std::function<void(Control&)>& body) {
   std::mutex mutex;
   std::map<int, std::string> said;
   std::vector<std::thread> threads;

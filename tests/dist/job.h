@@ -11,9 +11,9 @@
 #include "dist/control.h"
 
 /// A job of `world` ranks on this machine, with the listener of rank 0's store. Times are in seconds.
-struct Job {
-  explicit Job(int world, double heartbeat = 1, double timeout = 20);
-  ~Job();
+struct TestJob {
+  explicit TestJob(int world, double heartbeat = 1, double timeout = 20);
+  ~TestJob();
   /// The rendezvous of a rank. Rank 0's owns the listener, so call it once per rank.
   lockstep::dist::Rendezvous place(int rank);
   /// Joins `ranks`, each on its own thread, and runs body there. Returns the error of each rank; "" if there was none.
@@ -48,7 +48,7 @@ class Child {
   std::string output_;
 };
 
-/// Checks that no rank failed: every text of Job::run() is "".
+/// Checks that no rank failed: every text of TestJob::run() is "".
 void check_calm(const std::map<int, std::string>& said);
 /// Waits until the job has failed, for at most 20 s, and throws its failure.
 void until_failed(lockstep::dist::Control& control);

@@ -25,12 +25,12 @@ using namespace lockstep::dist;
 
 namespace {
 
-struct Notice {
+struct Outcome {
   std::string text;
   double seconds;
 };
 
-Notice reported(const std::string& transport, double heartbeat, const std::function<void(int)>& body, int ranks = 2) {
+Outcome reported(const std::string& transport, double heartbeat, const std::function<void(int)>& body, int ranks = 2) {
   const auto start = std::chrono::steady_clock::now();
   const auto kind = transport == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
   const std::string text = message([&] {
@@ -78,7 +78,7 @@ TEST_CASE("mismatch 7: a rank whose call needs nobody leaves, and the others are
   };
   for (const char* transport : {"threads", "shm"})
     for (const auto& row : rows) {
-      const Notice found = reported(transport, 5, [&](int rank) { (rank == 0 ? row.first : row.second)(rank); });
+      const Outcome found = reported(transport, 5, [&](int rank) { (rank == 0 ? row.first : row.second)(rank); });
       INFO("transport ", transport, ", text ", found.text);
       CHECK(contains(found.text, "ranks disagree in group world"));
       CHECK(contains(found.text, "rank 0 calls " + row.of_first));
@@ -95,7 +95,7 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
   for (const char* transport : {"threads", "shm", "tcp"})
     for (const auto& [call, expected] : rows)
       for (const Doing& leaving : {Doing(leave), Doing(leave_late)}) {
-        const Notice found = reported(transport, 5, [&](int rank) { (rank == 0 ? leaving : call)(rank); });
+        const Outcome found = reported(transport, 5, [&](int rank) { (rank == 0 ? leaving : call)(rank); });
         INFO("transport ", transport, ", text ", found.text);
         CHECK(contains(found.text, expected));
         CHECK(found.seconds < soon);
@@ -104,7 +104,7 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
 
 TEST_CASE("mismatch 13: ranks that wait for each other in different calls are a circle") {
   for (const char* transport : {"threads", "shm"}) {
-    const Notice found = reported(transport, 0.3, [](int rank) { broadcast_from(1 - rank)(rank); });
+    const Outcome found = reported(transport, 0.3, [](int rank) { broadcast_from(1 - rank)(rank); });
     INFO("transport ", transport, ", text ", found.text);
     CHECK(contains(found.text,
                    "deadlock: rank 0 waits in seq 1 (broadcast f32 x 8 from rank 1) for rank 1, rank 1 waits in seq 1 "
@@ -147,7 +147,7 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
 TEST_CASE("mismatch: the flight record knows the step that the control plane was told") {
   const testing::TempDir folder;
   setenv("LOCKSTEP_FLIGHT_DIR", folder.path.c_str(), 1);
-  const Notice found = reported("threads", 0.5, [](int rank) {
+  const Outcome found = reported("threads", 0.5, [](int rank) {
     world().control().set_step(557);  // an engine does this
     world().all_reduce(ones({rank == 0 ? 8 : 9}));
   });

@@ -10,34 +10,34 @@
 #include <vector>
 
 #include "tensor/convert.h"
+#include "tests/dist/values.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::all_dtypes;
+using testing::all_ops;
 
 namespace {
 
-constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-constexpr ReduceOp all_ops[] = {ReduceOp::sum, ReduceOp::mean, ReduceOp::product, ReduceOp::min, ReduceOp::max};
-
 /// The operation on one pair of values, defined in the widest type of the kind.
-template <class T> T expected(ReduceOp op, T a, T b) {
+template <class T> T expected(dist::ReduceOp op, T a, T b) {
   if constexpr (std::is_same_v<T, bool>) {
-    return op == ReduceOp::sum || op == ReduceOp::max ? a || b : a && b;
+    return op == dist::ReduceOp::sum || op == dist::ReduceOp::max ? a || b : a && b;
   } else if constexpr (std::is_integral_v<T>) {
     __extension__ typedef __int128 Wide;
     const Wide x = a, y = b;
-    return T(op == ReduceOp::product ? x * y
-             : op == ReduceOp::min   ? std::min(x, y)
-             : op == ReduceOp::max   ? std::max(x, y)
+    return T(op == dist::ReduceOp::product ? x * y
+             : op == dist::ReduceOp::min   ? std::min(x, y)
+             : op == dist::ReduceOp::max   ? std::max(x, y)
                                      : x + y);
   } else {
     using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
     const A x = A(a), y = A(b), nan = std::numeric_limits<A>::quiet_NaN();
     const bool broken = std::isnan(x) || std::isnan(y);
-    if (op == ReduceOp::product) return T(x * y);
-    if (op == ReduceOp::min) return T(broken ? nan : y < x ? y : x);
-    if (op == ReduceOp::max) return T(broken ? nan : y > x ? y : x);
+    if (op == dist::ReduceOp::product) return T(x * y);
+    if (op == dist::ReduceOp::min) return T(broken ? nan : y < x ? y : x);
+    if (op == dist::ReduceOp::max) return T(broken ? nan : y > x ? y : x);
     return T(x + y);
   }
 }
@@ -75,8 +75,8 @@ template <class T> std::vector<T> numbers(int64_t count, uint32_t seed) {
 
 TEST_CASE("reduce_into equals the definition for every type, operation, length and address") {
   for (const DType dtype : all_dtypes)
-    for (const ReduceOp op : all_ops) {
-      if (dtype == boolean && op == ReduceOp::mean) continue;
+    for (const dist::ReduceOp op : all_ops) {
+      if (dtype == boolean && op == dist::ReduceOp::mean) continue;
       INFO("dtype ", name_of(dtype), ", op ", name_of(op));
       dispatch_all(dtype, "test", [&]<class T> {
         for (const int64_t count : {0, 1, 2, 7, 15, 16, 17, 31, 33, 64, 1009})
@@ -109,7 +109,7 @@ TEST_CASE("reduce_into equals the definition for every type, operation, length a
 TEST_CASE("sums of f16 and bf16 are computed in f32 and rounded to nearest even once") {
   const auto sum = []<class T>(float a, float b, T) {
     T x(a), y(b);
-    reduce_into(dtype_of<T>, ReduceOp::sum, reinterpret_cast<std::byte*>(&x), reinterpret_cast<const std::byte*>(&y),
+    reduce_into(dtype_of<T>, dist::ReduceOp::sum, reinterpret_cast<std::byte*>(&x), reinterpret_cast<const std::byte*>(&y),
                 1);
     return float(x);
   };
@@ -123,7 +123,7 @@ TEST_CASE("sums of f16 and bf16 are computed in f32 and rounded to nearest even 
 
 TEST_CASE("any byte but 0 is a true bool, and the result is 0 or 1") {
   uint8_t target[] = {0, 2, 0, 255}, source[] = {0, 0, 4, 128};
-  reduce_into(boolean, ReduceOp::sum, reinterpret_cast<std::byte*>(target), reinterpret_cast<const std::byte*>(source),
+  reduce_into(boolean, dist::ReduceOp::sum, reinterpret_cast<std::byte*>(target), reinterpret_cast<const std::byte*>(source),
               4);
   CHECK(std::vector<int>(target, target + 4) == std::vector<int>{0, 1, 1, 1});
 }
@@ -158,9 +158,9 @@ TEST_CASE("divide rounds once, and truncates integers") {
 
 TEST_CASE("meaningless options are rejected") {
   std::byte a[8] = {}, b[8] = {};
-  CHECK_ERROR(reduce_into(boolean, ReduceOp::mean, a, b, 1), "expected a number type for mean, got bool");
+  CHECK_ERROR(reduce_into(boolean, dist::ReduceOp::mean, a, b, 1), "expected a number type for mean, got bool");
   CHECK_ERROR(divide(boolean, a, 1, 2), "expected a number type, got bool");
   CHECK_ERROR(divide(f32, a, 1, 0), "expected a divisor of at least 1, got 0");
-  CHECK_ERROR(reduce_into(f32, ReduceOp(9), a, b, 1),
-              "expected a ReduceOp (sum, mean, product, min or max), got number 9");
+  CHECK_ERROR(reduce_into(f32, dist::ReduceOp(9), a, b, 1),
+              "expected a dist::ReduceOp (sum, mean, product, min or max), got number 9");
 }

@@ -68,9 +68,9 @@ std::string join_says(const Rendezvous& place) {
 }
 
 // A foreign server: sends `text` to every client, then stays silent.
-class Listener {
+class OtherServer {
  public:
-  explicit Listener(std::string text) : fd_(open_listener("127.0.0.1", port)) {
+  explicit OtherServer(std::string text) : fd_(open_listener("127.0.0.1", port)) {
     thread_ = std::thread([this, text = std::move(text)] {
       std::vector<Fd> kept;
       while (!stop_) {
@@ -84,7 +84,7 @@ class Listener {
       }
     });
   }
-  ~Listener() {
+  ~OtherServer() {
     stop_ = true;
     thread_.join();
   }
@@ -273,7 +273,7 @@ TEST_CASE("rendezvous: a place that makes no sense is refused at once") {
 }
 
 TEST_CASE("rendezvous 22: a port in use is an error at once, also for the ranks that meet whoever uses it") {
-  Job job(2, 1, 10);
+  TestJob job(2, 1, 10);
   const double start = now_seconds();
   std::string second, stray;
   job.run({0, 1}, [&](Control& control) {
@@ -303,7 +303,7 @@ TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") 
   std::vector<std::thread> threads;
   for (const auto& [text, seconds] : rows) {
     threads.emplace_back([&text = text, &seconds = seconds] {
-      Listener listener(text);
+      OtherServer listener(text);
       // without the timeout a silent peer would have 20 s
       const Rendezvous place{.rank = 1, .world_size = 2, .port = listener.port, .timeout = Seconds(5.5)};
       const double start = now_seconds();
@@ -317,7 +317,7 @@ TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") 
 }
 
 TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
-  Job job(4, 1, 0.5);
+  TestJob job(4, 1, 0.5);
   const auto said = job.run({0, 2}, [](Control&) {});
   for (const auto& [rank, text] : said) {
     INFO(text);
@@ -332,7 +332,7 @@ TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
 }
 
 TEST_CASE("rendezvous 19: connections that are reset are tried again") {
-  Job job(3, 1, 20);
+  TestJob job(3, 1, 20);
   Proxy proxy("127.0.0.1", job.base.port, {.reset_first = 5});
   std::vector<std::thread> threads;
   std::mutex mutex;
@@ -375,7 +375,7 @@ TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error n
        "first difference: 'lr=0.1' at rank 0, '(nothing)' at rank 1", true},
   };
   for (const Row& row : rows) {
-    Job job(2, 1, 20);
+    TestJob job(2, 1, 20);
     job.base.identity = "build=2\nmodel=gpt\nlr=0.1\n";
     Rendezvous wrong = job.place(1), right = job.place(1);
     row.change(wrong);
@@ -411,7 +411,7 @@ TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error n
 }
 
 TEST_CASE("rendezvous 29: another version of the protocol is refused, by the store and by a rank") {
-  Listener newer(encode(FrameKind::challenge, 0, Writer().u32(7).text("different from here on").body));
+  OtherServer newer(encode(FrameKind::challenge, 0, Writer().u32(7).text("different from here on").body));
   const Rendezvous place{.rank = 1, .world_size = 2, .port = newer.port};
   CHECK_ERROR(Control::join(place), str("127.0.0.1:", newer.port, " speaks protocol 7, rank 1 speaks ", wire_protocol,
                                         ": all ranks need the same build"));
@@ -452,10 +452,10 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
   ::close(open_listener("127.0.0.1", dead));
   leave_behind(dead, "old");
   run(3);
-  Listener other("HTTP/1.1 400 Bad Request\r\n");
+  OtherServer other("HTTP/1.1 400 Bad Request\r\n");
   leave_behind(other.port, "old");
   run(3);
-  Job job(1);  // another job now listens on the old port
+  TestJob job(1);  // another job now listens on the old port
   job.run({0}, [&](Control& control) {
     leave_behind(control.place().port, "old");
     run(3);
@@ -518,7 +518,7 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
   for (const std::string wrong : {"10.0.0.0/33", "10.0.0.0/", "fd00::/129", "nonsense/8", "10.0.0.0/-1"})
     CHECK_ERROR(address_on(wrong),
                 "[rendezvous] expected an interface or a subnet such as eth0, 10.0.0.0/8 or fd00::/8, got '" + wrong);
-  Job job(1);
+  TestJob job(1);
   job.base.interface = "127.0.0.0/8";
   job.run({0}, [](Control& control) { CHECK(control.own_address() == "127.0.0.1"); });
 }

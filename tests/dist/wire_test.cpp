@@ -229,7 +229,7 @@ TEST_CASE("auth: a proof depends on all that goes into it") {
 }
 
 TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
-  Job job(2, 1, 60);
+  TestJob job(2, 1, 60);
   const auto said = job.run({0, 1}, [&](Control& control) {
     if (control.place().rank == 1) return control.barrier("end", {0, 1}, Seconds(60));
     const int port = control.place().port;
