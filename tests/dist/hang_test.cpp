@@ -2,38 +2,25 @@
 // are read.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cstring>
 #include <fstream>
 #include <functional>
-#include <new>
 #include <thread>
 
 #include "dist/process_group.h"
 #include "tensor/ops.h"
 #include "tests/dist/job.h"
+#include "tests/dist/told.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::over;
 
 namespace {
 
-/// What rank 0 is told, in shared memory that also processes see.
-struct FaultNotes {
-  std::atomic<double> fault{0}, reported{0};
-  char text[2048] = "";
-};
-
-struct Setting {
-  const char* transport;  ///< "threads": ranks are threads; else processes
-  double heartbeat, timeout;
-};
-
+/// What rank 0 is told, and after how many seconds.
 struct TimedError {
   std::string text;
   double seconds;
@@ -42,34 +29,14 @@ struct TimedError {
 /// What two ranks do. Rank 1 is at fault, after happens(); rank 0 is told.
 using RankBody = std::function<void(int rank, const std::function<void()>& happens)>;
 
-TimedError reported(const Setting& job, const RankBody& body) {
-  void* const memory = mmap(nullptr, sizeof(FaultNotes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(memory != MAP_FAILED);
-  FaultNotes* const notes = new (memory) FaultNotes;
-  const auto kind =
-      std::string(job.transport) == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
-  message([&] {
-    spawn(2,
-          [&](int rank) {
-            world().barrier();
-            try {
-              body(rank, [&] { notes->fault = now_seconds(); });
-            } catch (const std::exception& error) {
-              if (rank == 0) {
-                notes->reported = now_seconds();
-                std::strncpy(notes->text, error.what(), sizeof notes->text - 1);
-              }
-              throw;
-            }
-          },
-          {.kind = kind,
-           .transport = job.transport,
-           .timeout = Seconds(job.timeout),
-           .heartbeat = Seconds(job.heartbeat)});
-  });
-  const TimedError found{notes->text, notes->reported - notes->fault};
-  munmap(memory, sizeof(FaultNotes));
-  return found;
+TimedError reported(const SpawnOptions& job, const RankBody& body) {
+  testing::Told told;
+  const auto fn = [&](int rank) {
+    world().barrier();
+    body(rank, [&] { told.happens(); });
+  };
+  told.run(2, fn, job);
+  return {told.text(0), told.delay(0)};
 }
 
 /// Two ranks of three meet.
@@ -87,7 +54,7 @@ struct Row {
   std::string what, when;  ///< the row of the page: how its first cell begins, and its last cell
   double least, greatest;  ///< seconds that this means for the job below
   std::string text;        ///< part of the error
-  Setting job;
+  SpawnOptions job;
   RankBody body;
 };
 
@@ -111,8 +78,8 @@ double late() { return 0.35 + 0.4 * slack() / 3; }
 }  // namespace
 
 TEST_CASE("hang: every fault is told as soon as the page says") {
-  const Setting slow{"shm", 30, 60}, threads{"threads", 30, 60}, beating{"shm", beat, 60},
-      beating_threads{"threads", beat, 60}, hasty{"threads", beat, 1};
+  const SpawnOptions slow = over("shm", 60, 30), threads = over("threads", 60, 30), beating = over("shm", 60, beat),
+                     beating_threads = over("threads", 60, beat), hasty = over("threads", 1, beat);
   const std::vector<Row> rows = {
       {"a rank was killed", "within a second", 0, 1, "died; it was last seen", slow,
        [](int rank, const auto& happens) {
@@ -121,10 +88,7 @@ TEST_CASE("hang: every fault is told as soon as the page says") {
        }},
       {"a rank threw an exception", "at once", 0, 0, "[rank 1] no such file", slow,
        [](int rank, const auto& happens) {
-         if (rank == 1) {
-           happens();
-           throw Error("no such file");
-         }
+         if (rank == 1) happens(), fail("no such file");
          sum(8);
        }},
       // counted from its last heartbeat, which it sent up to half a second before it stopped
