@@ -45,9 +45,10 @@ Rendezvous TestJob::place(int rank) {
   return place;
 }
 
-std::vector<int> TestJob::all() const {
+std::vector<int> TestJob::without(int rank) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < base.world_size; ++rank) ranks.push_back(rank);
+  for (int other = 0; other < base.world_size; ++other)
+    if (other != rank) ranks.push_back(other);
   return ranks;
 }
 
