@@ -196,17 +196,6 @@ TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongl
   }
 }
 
-TEST_CASE("executor: a rank that does not come is named at the timeout") {
-  const auto body = [&](int rank, Control& control, Transport& link) {
-    std::vector<float> data(8);
-    RankJob<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link);
-    job.execution.timeout = Seconds(0.3);
-    if (rank == 2) until_failed(control);
-    execute(job.execution);
-  };
-  Seats(3, "threads", brisk).check(body, "this rank waits to hear from rank 2");
-}
-
 TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of its data") {
   at_once(std::vector{size_t(0), sizeof(Header) - 1, sizeof(Header) + 5}, [](size_t bytes) {
     CAPTURE(bytes);

@@ -31,6 +31,10 @@ namespace {
 
 using Kind = SpawnOptions::Kind;
 
+void wait_for_failure() {
+  while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
 }  // namespace
 
 TEST_CASE("group: every collective over threads") {
@@ -185,26 +189,22 @@ TEST_CASE("group: a slow rank is no deadlock") {
 }
 
 TEST_CASE("group: barriers and collectives that time out name the missing ranks") {
-  std::atomic<bool> done{false};
-  const auto texts = outcomes(3, [&](int rank) {
+  const auto barrier = [](int rank) {
     if (rank == 1) {
-      while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      wait_for_failure();
       world().barrier();
     }
     world().barrier(Seconds(0.4));
-  });
-  CHECK(contains(texts[0], "[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"));
-  for (const auto& text : texts) CHECK(text == texts[0]);
-  const auto late = outcomes(
-      3,
-      [&](int rank) {
-        if (rank == 1)
-          while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        world().all_reduce(ones_of(4), {.tag = "g"});
-      },
+  };
+  const auto reduce = [](int rank) {
+    if (rank == 1) wait_for_failure();
+    world().all_reduce(ones_of(4), {.tag = "g"});
+  };
+  check_told(3, barrier, {"[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"});
+  check_told(
+      3, reduce,
+      {"all_reduce f32 x 4, tag g", "this rank waits to hear from rank 1", "rank 1 is in step 0, in no collective yet"},
       1);
-  CHECK(contains(late[0], "all_reduce f32 x 4, tag g"));
-  CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
 }
 
 TEST_CASE("group: all ranks raise the error that one rank throws") {
@@ -259,7 +259,7 @@ TEST_CASE("group: destroyed with work on its way") {
       (void)group->all_reduce(t, {.async = true});
       throw Error("early");
     }
-    while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    wait_for_failure();
     group->all_reduce(ones_of(4));
   });
   CHECK(texts[1] == "[rank 0] early");

@@ -43,7 +43,6 @@ class Child {
   pid_t pid() const { return pid_; }
 
  private:
-  bool read_more(int milliseconds);
   pid_t pid_ = -1;
   int pipe_ = -1;
   bool reaped_ = false;
