@@ -6,21 +6,22 @@
 
 namespace testing {
 
-/// While it lives, the variable has this value; then its former one.
+/// While it lives, the variable has this value, or is unset if there is none; then it has its former one.
 class EnvironmentVariable {
  public:
-  EnvironmentVariable(const char* name, const std::string& value) : name_(name) {
-    if (const char* const before = std::getenv(name)) before_ = before;
-    setenv(name, value.c_str(), 1);
+  EnvironmentVariable(const std::string& name, const std::optional<std::string>& value) : name_(name) {
+    if (const char* const before = std::getenv(name.c_str())) before_ = before;
+    set(value);
   }
-  ~EnvironmentVariable() {
-    if (before_) setenv(name_, before_->c_str(), 1);
-    else unsetenv(name_);
-  }
+  ~EnvironmentVariable() { set(before_); }
   EnvironmentVariable(const EnvironmentVariable&) = delete;
 
  private:
-  const char* name_;
+  void set(const std::optional<std::string>& value) const {
+    if (value) setenv(name_.c_str(), value->c_str(), 1);
+    else unsetenv(name_.c_str());
+  }
+  std::string name_;
   std::optional<std::string> before_;
 };
 

@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "dist/local_control.h"
@@ -28,6 +29,27 @@ void check_all(const std::map<int, std::string>& said, const std::string& expect
     INFO("rank ", rank, " said: ", text);
     CHECK(contains(text, expected));
   }
+}
+
+/// The child process and the other ranks of a job of three meet. Then the others call met() and wait. Checks that each
+/// is soon told of a failure of this kind, which blames the child and has these texts.
+void check_failure(
+    TestJob& job, int child, Fault fault, const std::vector<std::string>& texts,
+    const std::function<void(Control&)>& met = [](Control&) {}) {
+  const auto said = job.run(job.without(child), [&](Control& control) {
+    control.barrier("meet", job.all(), Seconds(20));
+    const double start = now_seconds();
+    try {
+      met(control);
+      until_failed(control);
+    } catch (const DistError& error) {
+      CHECK(error.fault == fault);
+      CHECK(error.rank == child);
+      CHECK(now_seconds() - start < slack());
+      throw;
+    }
+  });
+  for (const std::string& text : texts) check_all(said, text);
 }
 
 void check_numbers(Control& control) {
@@ -77,15 +99,13 @@ TEST_CASE("control: keys, values, counters and barriers, worlds 1 to 8") {
   for (int world = 1; world <= 8; ++world) {
     TestJob job(world);
     check_calm(job.run(job.all(), [&](Control& control) {
-      const int rank = control.place().rank;
+      const int rank = control.place().rank, next = (rank + 1) % world;
       CHECK(control.place().port == job.base.port);
       CHECK(control.own_address() == "127.0.0.1");
       CHECK(control.host() == host_identity());
-      const std::string value(size_t(rank) * 70001, char('a' + rank));
-      control.set("value " + std::to_string(rank), value);
-      const int next = (rank + 1) % world;
-      CHECK(control.get("value " + std::to_string(next), Seconds(10)) ==
-            std::string(size_t(next) * 70001, char('a' + next)));
+      const auto value = [](int of) { return std::string(size_t(of) * 70001, char('a' + of)); };
+      control.set(str("value ", rank), value(rank));
+      CHECK(control.get(str("value ", next), Seconds(10)) == value(next));
       control.add("sum", rank + 1);
       control.barrier("a", job.all(), Seconds(10));
       CHECK(control.add("sum", 0) == world * (world + 1) / 2);
@@ -139,15 +159,8 @@ TEST_CASE("control: the store holds 256 MiB and then says so" * doctest::skip(sa
   check_calm(job.run({0}, [&](Control& control) {
     const std::string value(value_limit, 'v');
     for (int i = 0; i < 3; ++i) control.set("same", value);  // replacing a value frees the old one
-    std::string said;
-    int kept = 0;
-    for (; kept < 200 && said.empty(); ++kept) {
-      try {
-        control.set(str("key ", kept), value);
-      } catch (const DistError& error) { said = error.what(); }
-    }
-    CHECK(kept == 31);
-    CHECK(contains(said, "[store] is full: it holds at most 256 MiB"));
+    for (int i = 0; i < 30; ++i) control.set(str("key ", i), value);
+    CHECK_ERROR(control.set("key 30", value), "[store] is full: it holds at most 256 MiB");
     control.set("key 0", "small");  // frees memory
     control.set("key 30", value);
   }));
@@ -211,65 +224,33 @@ TEST_CASE("control: every rank raises the first reported error") {
 TEST_CASE("control 1: a rank that is killed is named to all within a second") {
   TestJob job(3, 5);
   Child child("step3 in9 meet kill", job.place(1));
-  std::atomic<double> begun{0}, slowest{0};
-  const auto said = job.run({0, 2}, [&](Control& control) {
-    control.barrier("meet", {0, 1, 2}, Seconds(20));
-    const double start = now_seconds();
-    if (control.place().rank == 0) begun = start;
-    try {
-      until_failed(control);
-    } catch (const DistError& error) {
-      CHECK(error.fault == Fault::rank_failed);
-      CHECK(error.rank == 1);
-      slowest = std::max(slowest.load(), now_seconds() - start);
-      throw;
-    }
-  });
-  check_all(said, str("rank 1 (pid ", child.pid(), " on ", host_name(),
-                      ") died; it was last seen in step 3, in seq 9 (all_reduce f32 x 8, tag w1)"));
-  CHECK(slowest < slack());
+  check_failure(job, 1, Fault::rank_failed,
+                {str("rank 1 (pid ", child.pid(), " on ", host_name(),
+                     ") died; it was last seen in step 3, in seq 9 (all_reduce f32 x 8, tag w1)")});
   CHECK(child.wait() == 128 + SIGKILL);
 }
 
 TEST_CASE("control 2: the store is lost when rank 0 is killed") {
   TestJob job(3, 5);
   Child child("meet kill", job.place(0));
-  const auto said = job.run({1, 2}, [&](Control& control) {
-    control.barrier("meet", {0, 1, 2}, Seconds(20));
-    const double start = now_seconds();
-    try {
-      until_failed(control);
-    } catch (const DistError& error) {
-      CHECK(error.fault == Fault::store_lost);
-      CHECK(now_seconds() - start < slack());
-      throw;
-    }
-  });
-  check_all(said, str("the store at 127.0.0.1:", job.base.port, " is lost: rank 0 (pid ", child.pid(), " on ",
-                      host_name(), ") died or is cut off"));
+  check_failure(job, 0, Fault::store_lost,
+                {str("the store at 127.0.0.1:", job.base.port, " is lost: rank 0 (pid ", child.pid(), " on ",
+                     host_name(), ") died or is cut off")});
 }
 
 TEST_CASE("control 3: a rank that is stopped is silent after three heartbeats") {
   for (const int stopped : {1, 0}) {
     TestJob job(3, 0.2);
     Child child("step3 after8 meet until_failed", job.place(stopped));
+    std::vector<std::string> texts{"(stopped, swapped out, or cut off)", str("rank ", stopped, " (pid ", child.pid())};
+    if (stopped == 1) {
+      texts.push_back(str(child.pid(), " on ", host_name(), ") is silent: no heartbeat for 0."));
+      texts.push_back("it was in step 3, after seq 8");
+    }
     std::atomic<int> ready{0};
-    const auto said = job.run(stopped == 1 ? std::vector<int>{0, 2} : std::vector<int>{1, 2}, [&](Control& control) {
-      control.barrier("meet", {0, 1, 2}, Seconds(20));
+    check_failure(job, stopped, Fault::rank_silent, texts, [&](Control&) {
       if (++ready == 2) child.signal(SIGSTOP);
-      try {
-        until_failed(control);
-      } catch (const DistError& error) {
-        CHECK(error.fault == Fault::rank_silent);
-        CHECK(error.rank == stopped);
-        throw;
-      }
     });
-    check_all(said, stopped == 1
-                        ? str("rank 1 (pid ", child.pid(), " on ", host_name(), ") is silent: no heartbeat for 0.")
-                        : str("rank 0 (pid ", child.pid()));
-    check_all(said, "(stopped, swapped out, or cut off)");
-    if (stopped == 1) check_all(said, "it was in step 3, after seq 8");
     child.signal(SIGCONT);  // when it continues it learns of the failure, and does not report the others as silent
     CHECK(child.wait() == 3);
     CHECK(contains(child.output(), stopped == 1 ? "fault rank silent 1" : "fault "));
@@ -281,7 +262,7 @@ TEST_CASE("control 4: a rank that stops for less than three heartbeats goes on")
     TestJob job(3, 1);
     Child child("meet meet", job.place(stopped));
     std::atomic<int> ready{0};
-    check_calm(job.run(stopped == 1 ? std::vector<int>{0, 2} : std::vector<int>{1, 2}, [&](Control& control) {
+    check_calm(job.run(job.without(stopped), [&](Control& control) {
       control.barrier("meet", {0, 1, 2}, Seconds(20));
       if (++ready == 2) {
         child.signal(SIGSTOP);
@@ -298,35 +279,27 @@ TEST_CASE("control 4: a rank that stops for less than three heartbeats goes on")
 TEST_CASE("control 5: what a rank says of its failure reaches all, its end does not cover it") {
   TestJob job(3, 5);
   Child child("meet report kill", job.place(1));
-  const auto said = job.run({0, 2}, [&](Control& control) {
-    control.barrier("meet", {0, 1, 2}, Seconds(20));
-    until_failed(control);
-  });
-  check_all(said, "[rank 1] forward: no such layer");
+  check_failure(job, 1, Fault::rank_failed, {"[rank 1] forward: no such layer"});
 }
 
 TEST_CASE("control 6: a rank that calls exit(0) early has left, and others that need it are told") {
   TestJob job(3, 0.2);
   Child child("step3 after8 meet exit", job.place(1));
-  auto said = job.run({0, 2}, [&](Control& control) {
-    control.barrier("meet", {0, 1, 2}, Seconds(20));
-    control.begin(in_seq(9));
-    if (control.place().rank == 0) wait_for(control, 1, 0, false);
-    until_failed(control);
-  });
-  check_all(said,
-            "rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 8; all ranks must make the "
-            "same calls");
+  check_failure(job, 1, Fault::rank_left,
+                {"rank 0 waits in seq 9 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 8; all ranks must make "
+                 "the same calls"},
+                [](Control& control) {
+                  control.begin(in_seq(9));
+                  if (control.place().rank == 0) wait_for(control, 1, 0, false);
+                });
   CHECK(child.wait() == 0);
   TestJob second(3, 0.2);
   Child early("step3 meet exit", second.place(1));
-  said = second.run({0, 2}, [&](Control& control) {
-    control.barrier("meet", {0, 1, 2}, Seconds(20));
-    // the job fails although only one rank is at the barrier
-    if (control.place().rank == 2) control.barrier("end", {0, 1, 2}, Seconds(20));
-    until_failed(control);
-  });
-  check_all(said, "rank 2 waits at barrier 'end'; rank 1 has left the group in step 3");
+  // the job fails although only one rank is at the barrier
+  check_failure(second, 1, Fault::rank_left, {"rank 2 waits at barrier 'end'; rank 1 has left the group in step 3"},
+                [](Control& control) {
+                  if (control.place().rank == 2) control.barrier("end", {0, 1, 2}, Seconds(20));
+                });
 }
 
 TEST_CASE("control 12: one collective more at the end") {
@@ -401,11 +374,7 @@ TEST_CASE("control: leaving in any order, also rank 0 first, keeps the store for
       if (control.place().rank == first) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       CHECK(control.add("n", 1) <= 2);
-      control.barrier("rest",
-                      first == 0   ? std::vector<int>{1, 2}
-                      : first == 1 ? std::vector<int>{0, 2}
-                                   : std::vector<int>{0, 1},
-                      Seconds(20));
+      control.barrier("rest", job.without(first), Seconds(20));
       CHECK(!control.failed());
     }));
   });
@@ -467,45 +436,48 @@ TEST_CASE("control 21: a slow network is slow, not wrong") {
 
 TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a hang or a wrong answer") {
   std::atomic<int> errors{0};
-  std::vector<std::thread> threads;  // threads, because most of the time they wait
-  for (uint64_t seed = 1; seed <= 18; ++seed) {
-    threads.emplace_back([&, seed] {
-      const double start = now_seconds();
-      TestJob job(2, 1, 2);
-      ProxyFaults faults{.seed = seed};
-      if (seed % 3 == 0) faults.truncate_after = int64_t(seed * 37);
-      else if (seed % 3 == 1) faults.flip_at = int64_t(seed * 7);
-      else faults.cut_after = int64_t(seed * 41);
-      Proxy proxy("127.0.0.1", job.base.port, faults);
-      const auto run = [](Control& control) {
-        for (int i = 0; i < 10; ++i) control.barrier("meet", {0, 1}, Seconds(2));
-      };
-      const auto [near, far] = run_behind(proxy, job, run, run);
-      INFO("seed ", seed, ": ", far, " / ", near);
-      // the disconnected rank gets an error; the other may see it leave
-      CHECK((far != "(no error)" || near == "" || contains(near, "has left")));
-      CHECK(now_seconds() - start < 5 * slack());
-      errors += far != "(no error)";
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  std::vector<uint64_t> seeds(18);
+  std::iota(seeds.begin(), seeds.end(), 1);
+  const auto run = [](Control& control) {
+    for (int i = 0; i < 10; ++i) control.barrier("meet", {0, 1}, Seconds(2));
+  };
+  at_once(
+      seeds,
+      [&](uint64_t seed) {
+        const double start = now_seconds();
+        TestJob job(2, 1, 2);
+        ProxyFaults faults{.seed = seed};
+        if (seed % 3 == 0) faults.truncate_after = int64_t(seed * 37);
+        else if (seed % 3 == 1) faults.flip_at = int64_t(seed * 7);
+        else faults.cut_after = int64_t(seed * 41);
+        Proxy proxy("127.0.0.1", job.base.port, faults);
+        const auto [near, far] = run_behind(proxy, job, run, run);
+        INFO("seed ", seed, ": ", far, " / ", near);
+        // the disconnected rank gets an error; the other may see it leave
+        CHECK((far != "(no error)" || near == "" || contains(near, "has left")));
+        CHECK(now_seconds() - start < 5 * slack());
+        errors += far != "(no error)";
+      },
+      seeds.size());
   CHECK(errors > 9);
 }
 
 TEST_CASE("control 30: too few descriptors is an error that names the limit") {
-  TestJob job(48);
-  Child child("never", job.place(0), 32);
-  CHECK(child.wait() == 4);
-  CHECK(contains(child.output(), "open files for a world of 48, its limit is 32: raise it with ulimit -n"));
-  TestJob second(2);
-  Child none("never", second.place(0), 11);  // the listener already takes descriptor 9
-  CHECK(none.wait() == 4);
-  CHECK(contains(none.output(), "its limit is 11: raise it with ulimit -n"));
-  if (sanitized) return;  // the sanitizer itself needs descriptors
-  TestJob third(2);
-  Child other("never", third.place(1), 3);
-  CHECK(other.wait() == 4);
-  CHECK(contains(other.output(), "this process has no open files left, its limit is 3: raise it with ulimit -n"));
+  const struct {
+    int world, rank, descriptors;
+    const char* expected;
+  } rows[] = {
+      {48, 0, 32, "open files for a world of 48, its limit is 32: raise it with ulimit -n"},
+      {2, 0, 11, "its limit is 11: raise it with ulimit -n"},  // the listener already takes descriptor 9
+      {2, 1, 3, "this process has no open files left, its limit is 3: raise it with ulimit -n"},
+  };
+  for (const auto& row : rows) {
+    if (row.rank == 1 && sanitized) continue;  // the sanitizer itself needs descriptors
+    TestJob job(row.world);
+    Child child("never", job.place(row.rank), row.descriptors);
+    CHECK(child.wait() == 4);
+    CHECK(contains(child.output(), row.expected));
+  }
 }
 
 TEST_CASE("control 30: too few threads is an error that says so" *

@@ -4,12 +4,10 @@
 
 #include <doctest/doctest.h>
 
-#include <cmath>
-#include <cstdlib>
-
 #include "dist/program.h"
-#include "dist/shard.h"
 #include "tests/dist/at_once.h"
+#include "tests/dist/every_schedule.h"
+#include "tests/dist/job.h"
 #include "tests/dist/ranks.h"
 #include "tests/messages.h"
 
@@ -17,8 +15,6 @@ using namespace lockstep;
 using namespace lockstep::dist;
 
 namespace {
-
-constexpr const char* transports[] = {"threads", "shm"};
 
 const Rendezvous brisk{.heartbeat = Seconds(0.05)};
 
@@ -30,7 +26,7 @@ template <class T> struct RankJob {
   Execution execution;
 
   RankJob(const CollectiveRequest& request, int rank, std::vector<T>& data, Control& control, Transport& transport,
-      uint64_t sequence = 1, Algorithm algorithm = Algorithm::direct, DType dtype = f32)
+          uint64_t sequence = 1, Algorithm algorithm = Algorithm::direct, DType dtype = f32)
       : program(program_of(algorithm, request, rank), rank, request.ranks) {
     const int64_t chunks = chunk_count(algorithm, request), count = int64_t(data.size());
     execution.program = &program;
@@ -56,6 +52,26 @@ template <class T> struct RankJob {
     execution.world_ranks = world;
   }
 };
+
+/// The bytes of an object, or `size` bytes of an array that begins with it.
+template <class T> std::string as_text(const T& object, size_t size = sizeof(T)) {
+  return std::string(reinterpret_cast<const char*>(&object), size);
+}
+
+/// Rank 0 of two waits for 16 bytes of a reduce_scatter. In their place rank 1 sends what stream() makes of the header
+/// of its call, and calls then().
+Seats::Body instead_of_data(const std::function<std::string(Header&)>& stream,
+                            const std::function<void(Control&)>& then) {
+  return [=](int rank, Control& control, Transport& link) {
+    std::vector<float> data(8);
+    RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
+    if (rank == 0) return void(execute(job.execution));
+    job.execution.header.payload = 16;
+    const std::string bytes = stream(job.execution.header);
+    link.channel(0).send(reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
+    then(control);
+  };
+}
 
 }  // namespace
 
@@ -105,21 +121,19 @@ TEST_CASE("program: programs that break a rule are refused") {
 }
 
 TEST_CASE(
-    "executor: all_reduce by every algorithm, of sizes around the blocks, over memory; bytes as the formula says") {
-  for (const char* transport : transports)
+    "executor: all_reduce by every algorithm, of sizes around the blocks, over memory; bytes as the schedule says") {
+  for (const char* transport : {"threads", "shm"})
     for (int n = 1; n <= 8; ++n) {
       INFO("transport ", transport, ", n ", n);
-      Seats seats(n, transport);
-      std::vector<std::vector<std::string>> wrong(static_cast<size_t>(n));
-      const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
+      Seats(n, transport).check([&](int rank, Control& control, Transport& link) {
         uint64_t sequence = 0;
         for (const Algorithm algorithm : all_algorithms()) {
           if (!has_schedule(algorithm, Collective::all_reduce)) continue;
           for (const int64_t count : {0, 1, 2, 7, 1009, 16384 * 2 + 1, 150001}) {
             std::vector<float> data(static_cast<size_t>(count));
             for (int64_t i = 0; i < count; ++i) data[size_t(i)] = float((i * 7 + rank) % 1000);
-            RankJob<float> job({.collective = Collective::all_reduce, .ranks = n}, rank, data, control, link, ++sequence,
-                           algorithm);
+            const CollectiveRequest request{.collective = Collective::all_reduce, .ranks = n};
+            RankJob<float> job(request, rank, data, control, link, ++sequence, algorithm);
             const CallTraffic moved = execute(job.execution);
             int64_t differ = 0;
             for (int64_t i = 0; i < count; ++i) {
@@ -127,54 +141,30 @@ TEST_CASE(
               for (int r = 0; r < n; ++r) sum += float((i * 7 + r) % 1000);
               differ += data[size_t(i)] != sum;
             }
-            if (differ) wrong[size_t(rank)].push_back(str(name_of(algorithm), " of ", count, ": ", differ, " differ"));
-            // Each rank sends and receives 2 (n-1)/n of the bytes; chunks differ by at most one element.
-            if (algorithm == Algorithm::ring || algorithm == Algorithm::direct) {
-              int64_t sent = 0, received = 0;
-              for (int r = 0; r < n; ++r) {
-                const int64_t chunk = shard_range(count, n, r).size() * 4;
-                if (algorithm == Algorithm::ring) {
-                  sent += chunk * (2 - (r == rank) - (r == (rank + 1) % n));
-                  received += chunk * (2 - (r == rank) - (r == (rank - 1 + n) % n));
-                } else {
-                  sent += r == rank ? chunk * (n - 1) : chunk;
-                  received += r == rank ? chunk * (n - 1) : chunk;
-                }
-              }
-              if (n == 1) sent = received = 0;
-              const bool ring_differs = algorithm == Algorithm::ring && std::abs(moved.sent - sent) <= 8 &&
-                                        std::abs(moved.received - received) <= 8;
-              if (!ring_differs && (moved.sent != sent || moved.received != received))
-                wrong[size_t(rank)].push_back(
-                    str(name_of(algorithm), " of ", count, ": moved ", moved.sent, " and ", moved.received));
-              if (moved.messages != 2 * (n - 1))
-                wrong[size_t(rank)].push_back(str(name_of(algorithm), ": ", moved.messages, " messages"));
-            }
+            const std::string traffic = traffic_text(moved.sent, moved.received, moved.messages);
+            LOCKSTEP_CHECK(differ == 0, name_of(algorithm), " of ", count, ": ", differ, " differ");
+            LOCKSTEP_CHECK(traffic == expected_traffic(algorithm, request, rank, count), name_of(algorithm), " of ",
+                           count, ": ", traffic);
           }
         }
       });
-      for (const auto& e : errors) CHECK(e == "");
-      for (const auto& w : wrong)
-        for (const std::string& text : w) CHECK(text == "");
     }
 }
 
 TEST_CASE("executor: two-byte elements at odd places, mean, and checksums") {
   for (const bool checksum : {false, true}) {
-    Seats seats(3);
-    const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
+    Seats(3).check([&](int rank, Control& control, Transport& link) {
       uint64_t sequence = 0;
       for (const int64_t count : {1, 5, 100003}) {
         std::vector<uint16_t> data(size_t(count), BFloat16(float(3 * rank)).bits);
-        RankJob<uint16_t> job({.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank, data, control, link,
-                          ++sequence, Algorithm::direct, bf16);
+        RankJob<uint16_t> job({.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank, data, control,
+                              link, ++sequence, Algorithm::direct, bf16);
         job.execution.op = dist::ReduceOp::mean;
         job.execution.checksum = checksum;
         execute(job.execution);
         for (const uint16_t x : data) LOCKSTEP_CHECK(x == BFloat16(3.0f).bits, "wrong mean: ", x);
       }
     });
-    for (const auto& e : errors) CHECK(e == "");
   }
 }
 
@@ -182,108 +172,50 @@ TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongl
   struct Row {
     const char* what;
     std::function<void(Header&)> spoil;
-    bool reseal;
+    std::string after;  // sent after the header
     const char* expected;
   };
+  const std::vector<float> ones(4, 1.0f), flipped{1.0f, 1.0f, 1.5f, 1.0f};
   const Row rows[] = {
-      {"magic", [](Header& h) { h.magic = 7; }, false, "magic number"},
-      {"flipped bit", [](Header& h) { h.count ^= 1; }, false, "its checksum does not match"},
-      {"length of 2^62", [](Header& h) { h.payload = uint64_t(1) << 62; }, true,
+      {"magic", [](Header& h) { seal(h), h.magic = 7; }, "", "magic number"},
+      {"flipped bit", [](Header& h) { seal(h), h.count ^= 1; }, "", "its checksum does not match"},
+      {"length of 2^62", [](Header& h) { h.payload = uint64_t(1) << 62, seal(h); }, "",
        "rank 0 expects 16 bytes from rank 1, which sends 4611686018427387904"},
-      {"length", [](Header& h) { h.payload += 4; }, true, "rank 0 expects 16 bytes from rank 1, which sends 20"},
+      {"length", [](Header& h) { h.payload += 4, seal(h); }, "", "rank 0 expects 16 bytes from rank 1, which sends 20"},
+      {"flipped payload", [](Header& h) { h.payload_crc = 1, seal(h); },
+       as_text(*flipped.data(), 16) + as_text(crc32c(ones.data(), 16)),
+       "damaged data from rank 1: its checksum does not match"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
-    Seats seats(2);
-    const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
-      std::vector<float> data(8);
-      RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
-      if (rank == 0) return void(execute(job.execution));
-      Header header = job.execution.header;
-      header.payload = 16;
-      if (row.reseal) {
-        row.spoil(header);
-        seal(header);
-      } else {
-        seal(header);
-        row.spoil(header);
-      }
-      link.channel(0).send(reinterpret_cast<const std::byte*>(&header), sizeof header);
-      while (!control.failed()) std::this_thread::yield();
-      control.raise();
-    });
-    for (const auto& e : errors) CHECK_MESSAGE(contains(e, row.expected), e);
+    const auto stream = [&](Header& header) {
+      row.spoil(header);
+      return as_text(header) + row.after;
+    };
+    Seats(2).check(instead_of_data(stream, until_failed), row.expected);
   }
-}
-
-TEST_CASE("executor 16: flipped payload is found by the checksum") {
-  Seats seats(2);
-  const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
-    std::vector<float> data(8, 1.0f);
-    RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
-    if (rank == 0) return void(execute(job.execution));
-    Header header = job.execution.header;
-    header.payload = 16;
-    header.payload_crc = 1;
-    seal(header);
-    uint32_t crc = crc32c(data.data(), 16);
-    data[2] = 1.5f;
-    Channel& channel = link.channel(0);
-    channel.send(reinterpret_cast<const std::byte*>(&header), sizeof header);
-    channel.send(reinterpret_cast<const std::byte*>(data.data()), 16);
-    channel.send(reinterpret_cast<const std::byte*>(&crc), sizeof crc);
-    while (!control.failed()) std::this_thread::yield();
-    control.raise();
-  });
-  for (const auto& e : errors) CHECK_MESSAGE(contains(e, "damaged data from rank 1: its checksum does not match"), e);
-}
-
-TEST_CASE("executor: a rank that does not come is named at the timeout") {
-  Seats seats(3, "threads", brisk);
-  const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
-    std::vector<float> data(8);
-    RankJob<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link);
-    job.execution.timeout = Seconds(0.3);
-    if (rank == 2) {
-      while (!control.failed()) std::this_thread::yield();
-      control.raise();
-    }
-    execute(job.execution);
-  });
-  for (const auto& e : errors) CHECK_MESSAGE(contains(e, "this rank waits to hear from rank 2"), e);
 }
 
 TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of its data") {
   at_once(std::vector{size_t(0), sizeof(Header) - 1, sizeof(Header) + 5}, [](size_t bytes) {
     CAPTURE(bytes);
-    Seats seats(2, "threads", brisk);
-    const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
-      std::vector<float> data(8);
-      RankJob<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
-      if (rank == 0) return void(execute(job.execution));
-      struct {
-        Header header;
-        std::byte data[16] = {};
-      } stream{.header = job.execution.header};
-      stream.header.payload = 16;
-      seal(stream.header);
-      link.channel(0).send(reinterpret_cast<const std::byte*>(&stream), bytes);
-      fail("gone");  // destroys its transport
-    });
+    const auto stream = [&](Header& header) {
+      seal(header);
+      return (as_text(header) + std::string(16, '\0')).substr(0, bytes);
+    };
+    // the error destroys rank 1's transport
+    const auto errors = Seats(2, "threads", brisk).run(instead_of_data(stream, [](Control&) { throw Error("gone"); }));
     CHECK_MESSAGE(contains(errors[0], "rank 1 closed its side"), errors[0]);
   });
 }
 
 TEST_CASE("executor: memory that does not fit the chunks is refused before anything moves") {
-  Seats seats(2);
-  const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
+  Seats(2).check([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
     RankJob<float> job({.collective = Collective::all_reduce, .ranks = 2}, rank, data, control, link);
     job.execution.memory = [&](int32_t) { return std::span<std::byte>(); };
     CHECK_ERROR(execute(job.execution), "expected 16 bytes of memory for chunk 0, got 0");
     job.execution.chunk_bytes = [&](int32_t) { return size_t(3); };
     CHECK_ERROR(execute(job.execution), "expected whole elements of 4 bytes, got a chunk of 3 bytes");
-    job.execution.transport = nullptr;
   });
-  for (const auto& e : errors) CHECK(e == "");
 }

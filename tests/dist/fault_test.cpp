@@ -2,25 +2,24 @@
 // A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <thread>
 
 #include "dist/process_group.h"
 #include "tests/dist/flight_record.h"
 #include "tests/dist/job.h"
+#include "tests/dist/told.h"
 #include "tests/dist/values.h"
 #include "tests/messages.h"
-#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::FlightFolder;
 using testing::ones_of;
+using testing::Told;
 
 namespace {
 
@@ -33,198 +32,140 @@ constexpr int64_t large = 16 << 20;  // elements: 64 MiB
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-/// Notes of each rank, in shared memory that outlives the processes.
-struct Notes {
-  struct Rank {
-    char text[1024];
-    double reported;
-    std::atomic<pid_t> pid;
-  };
-  Rank rank[ranks];
-  std::atomic<double> fault;  // time of the fault
-};
-
-struct Shared {
-  Notes* notes =
-      static_cast<Notes*>(mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  ~Shared() { munmap(notes, sizeof(Notes)); }
-  Notes* operator->() const { return notes; }
-  std::string text(int r) const { return notes->rank[r].text; }
-  double delay(int r) const { return notes->rank[r].reported - notes->fault; }
-};
-
-/// Runs `fn` on three processes; each one notes its error. Returns the error of spawn().
-std::string run(const Shared& shared, const std::function<void(int)>& fn, double timeout = 60) {
-  std::memset(static_cast<void*>(shared.notes), 0, sizeof(Notes));
+/// Runs `fn` on three processes, and checks that nothing is left of them. Returns the error of spawn().
+std::string run(Told& told, const std::function<void(int)>& fn) {
   const size_t files = open_files();
-  const std::string text = message([&] {
-    spawn(ranks,
-          [&](int rank) {
-            Notes::Rank& note = shared->rank[rank];
-            note.pid = getpid();
-            try {
-              fn(rank);
-            } catch (const std::exception& e) {
-              std::strncpy(note.text, e.what(), sizeof note.text - 1);
-              note.reported = now_seconds();
-              throw;
-            }
-          },
-          {.kind = SpawnOptions::Kind::processes,
-           .transport = "shm",
-           .timeout = Seconds(timeout),
-           .heartbeat = Seconds(0.5)});
-  });
+  const std::string text = told.run(ranks, fn, testing::over("shm", 60, 0.5));
   CHECK(open_files() == files);
   CHECK((waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD));  // every process has ended
   return text;
 }
 
 /// Checks that all ranks but `failed` were soon told an error that contains these texts.
-void check_reported(const Shared& shared, int failed, const std::vector<std::string>& texts) {
+void check_reported(const Told& told, int failed, const std::vector<std::string>& texts) {
   for (int r = 0; r < ranks; ++r) {
     if (r == failed) continue;
-    CAPTURE(shared.text(r));
-    for (const std::string& text : texts) CHECK(contains(shared.text(r), text));
-    CHECK(shared.delay(r) < slack());
+    CAPTURE(told.text(r));
+    for (const std::string& text : texts) CHECK(contains(told.text(r), text));
+    CHECK(told.delay(r) < slack());
   }
 }
 
-/// Raises `signal` in this rank after a second, from another thread.
-void signal_soon(const Shared& shared, int signal) {
-  std::thread([&shared, signal] {
-    sleep_ms(1000);  // by then the others have received a heartbeat with its current call
-    shared->fault = now_seconds();
-    kill(getpid(), signal);
-  }).detach();
+/// Kills a rank while all ranks all-reduce a large tensor again and again.
+void kill_in_all_reduce(Told& told, int killed) {
+  const std::string text = run(told, [&](int rank) {
+    const Tensor data = ones_of(large);
+    for (uint64_t step = 1;; ++step) {
+      if (step == 3 && rank == killed) {
+        std::thread([&] {
+          sleep_ms(1000);  // by then the others have received a heartbeat with its current call
+          told.happens();
+          kill(getpid(), SIGKILL);
+        }).detach();
+      }
+      set_step(step);
+      world().all_reduce(data, {.op = dist::ReduceOp::max, .tag = "g"});
+    }
+  });
+  CHECK_MESSAGE(contains(text, str("rank ", killed)), text);
 }
-
-/// All-reduces a large tensor forever; calls begun() after the second one.
-void reduce_for_ever(const std::function<void()>& begun) {
-  const Tensor data = ones_of(large);
-  for (uint64_t step = 1;; ++step) {
-    if (step == 3) begun();
-    set_step(step);
-    world().all_reduce(data, {.op = dist::ReduceOp::max, .tag = "g"});
-  }
-}
-
-struct FlightFolder : testing::TempDir {
-  FlightFolder() { setenv("LOCKSTEP_FLIGHT_DIR", path.c_str(), 1); }
-  ~FlightFolder() { unsetenv("LOCKSTEP_FLIGHT_DIR"); }
-};
 
 }  // namespace
 
 TEST_CASE("faults 1: a rank is killed in the middle of an all_reduce of 64 MiB") {
-  const Shared shared;
+  Told told;
   const FlightFolder folder;
-  const std::string text = run(shared, [&](int rank) {
-    reduce_for_ever([&] {
-      if (rank == 1) signal_soon(shared, SIGKILL);
-    });
-  });
-  CAPTURE(text);
-  CHECK(contains(text, "rank 1"));
-  check_reported(shared, 1,
-                 {str("rank 1 (pid ", shared->rank[1].pid.load()), "died; it was last seen in step ", "in seq ",
-                  str("all_reduce f32 x ", large, " max, tag g")});
+  kill_in_all_reduce(told, 1);
+  const std::string call = str("all_reduce f32 x ", large, " max, tag g");
+  check_reported(told, 1, {str("rank 1 (pid ", told.pid(1)), "died; it was last seen in step ", "in seq ", call});
   CHECK(!std::filesystem::exists(folder / "flight-1.json"));
-  for (const int rank : {0, 2})
-    CHECK(contains(testing::stuck_in(folder.path, rank), str("all_reduce f32 x ", large, " max, tag g")));
+  for (const int rank : {0, 2}) CHECK(contains(folder.stuck_in(rank), call));
 }
 
 TEST_CASE("faults 2: the rank that hosts the store is killed") {
-  const Shared shared;
-  const std::string text = run(shared, [&](int rank) {
-    reduce_for_ever([&] {
-      if (rank == 0) signal_soon(shared, SIGKILL);
-    });
-  });
-  CHECK(contains(text, "rank 0"));
-  check_reported(shared, 0, {"the store at 127.0.0.1:"});
+  Told told;
+  kill_in_all_reduce(told, 0);
+  check_reported(told, 0, {"the store at 127.0.0.1:"});
 }
 
 TEST_CASE("faults 3: a stopped rank is silent") {
-  const Shared shared;
+  Told told;
   const FlightFolder folder;
-  const std::string text = run(shared, [&](int rank) {
+  const std::string text = run(told, [&](int rank) {
     world().barrier();
     if (rank == 1) {
-      shared->fault = now_seconds();
+      told.happens();
       raise(SIGSTOP);
     }
     world().all_reduce(ones_of(8), {.tag = "w1"});
     world().all_reduce(ones_of(8), {.tag = "w2"});
   });
-  check_reported(shared, 1, {str("rank 1 (pid ", shared->rank[1].pid.load()), "is silent: no heartbeat for "});
+  check_reported(told, 1, {str("rank 1 (pid ", told.pid(1)), "is silent: no heartbeat for "});
   CHECK(contains(text, "rank 1"));
-  for (const int rank : {0, 2})
-    CHECK(contains(testing::stuck_in(folder.path, rank), "world 2: all_reduce f32 x 8, tag w1"));
+  for (const int rank : {0, 2}) CHECK(contains(folder.stuck_in(rank), "world 2: all_reduce f32 x 8, tag w1"));
 }
 
 TEST_CASE("faults 4: a rank that is stopped for a moment goes on") {
-  const Shared shared;
-  CHECK(run(shared, [&](int rank) {
+  Told told;
+  CHECK(run(told, [&](int rank) {
           const Tensor data = ones_of(1000);
-          std::thread helper;
+          std::jthread helper;  // continues rank 1
           if (rank == 0) {
-            helper = std::thread([&] {
-              while (!shared->rank[1].reported) sleep_ms(1);
+            helper = std::jthread([&] {
+              while (!told.has_happened()) sleep_ms(1);
               sleep_ms(300);
-              kill(shared->rank[1].pid, SIGCONT);
+              kill(told.pid(1), SIGCONT);
             });
           }
           for (int i = 0; i < 20; ++i) {
             if (rank == 1 && i == 7) {
-              shared->rank[1].reported = now_seconds();
+              told.happens();
               raise(SIGSTOP);
             }
             world().all_reduce(data, {.op = dist::ReduceOp::mean});
             world().all_reduce(data);
             for (float* x = data.data<float>(); x < data.data<float>() + 1000; ++x) *x = *x / ranks + 1;
           }
-          if (helper.joinable()) helper.join();
           if (data.to_vector<float>()[999] != 21) throw Error(str("wrong result: ", data.to_vector<float>()[999]));
         }) == "(no error)");
 }
 
 TEST_CASE("faults 5: a rank throws in a step") {
-  const Shared shared;
-  const std::string text = run(shared, [&](int rank) {
+  Told told;
+  const std::string text = run(told, [&](int rank) {
     for (uint64_t step = 1; step < 100; ++step) {
       set_step(step);
       if (rank == 1 && step == 3) {
-        shared->fault = now_seconds();
+        told.happens();
         throw Error("forward: sample 17 is not a number");
       }
       world().all_reduce(ones_of(1000));
     }
   });
   CHECK(text == "[rank 1] forward: sample 17 is not a number");
-  for (const int r : {0, 2}) CHECK(shared.text(r) == text);
-  check_reported(shared, 1, {});
+  for (const int r : {0, 2}) CHECK(told.text(r) == text);
+  check_reported(told, 1, {});
 }
 
 TEST_CASE("faults 6: a rank calls exit(0) early") {
-  const Shared shared;
-  const std::string text = run(shared, [&](int rank) {
+  Told told;
+  const std::string text = run(told, [&](int rank) {
     world().all_reduce(ones_of(8), {.tag = "w0"});
     if (rank == 1) {
-      shared->fault = now_seconds();
+      told.happens();
       exit(0);
     }
     world().all_reduce(ones_of(8), {.tag = "w1"});
   });
   CAPTURE(text);
   CHECK(contains(text, "waits in seq 2 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 1"));
-  for (const int r : {0, 2}) CHECK(shared.text(r) == text);
-  check_reported(shared, 1, {});
+  for (const int r : {0, 2}) CHECK(told.text(r) == text);
+  check_reported(told, 1, {});
 }
 
 TEST_CASE("faults 12: one collective more at the end, between processes") {
-  const Shared shared;
-  const std::string text = run(shared, [&](int rank) {
+  Told told;
+  const std::string text = run(told, [&](int rank) {
     for (int i = 0; i < 8; ++i) world().all_reduce(ones_of(8), {.tag = "w0"});
     if (rank == 0) world().all_reduce(ones_of(8), {.tag = "w1"});
   });
@@ -234,7 +175,7 @@ TEST_CASE("faults 12: one collective more at the end, between processes") {
 }
 
 TEST_CASE("faults 7, 10, 11, 13: processes that disagree, or wait for each other") {
-  const Shared shared;
+  Told told;
   const struct {
     const char* expected;
     std::function<void(int)> call;
@@ -256,21 +197,21 @@ TEST_CASE("faults 7, 10, 11, 13: processes that disagree, or wait for each other
   };
   for (const auto& row : rows) {
     const double start = now_seconds();
-    const std::string text = run(shared, [&](int rank) {
+    const std::string text = run(told, [&](int rank) {
       row.call(rank);
       world().barrier();
     });
     CAPTURE(text);
     CHECK(contains(text, row.expected));
-    for (int r = 0; r < ranks; ++r) CHECK(shared.text(r) == text);
+    for (int r = 0; r < ranks; ++r) CHECK(told.text(r) == text);
     CHECK(now_seconds() - start < 2 * slack());
   }
 }
 
 TEST_CASE("faults 5: a rank that hears nobody is ended by spawn()") {
-  const Shared shared;
+  Told told;
   const double start = now_seconds();
-  const std::string text = run(shared, [&](int rank) {
+  const std::string text = run(told, [&](int rank) {
     if (rank == 1) throw Error("stop");
     // Never calls a collective.
     if (rank == 2)

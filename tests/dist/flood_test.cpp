@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -43,10 +42,8 @@ class Flood {
  private:
   [[noreturn]] static void run(const sockaddr_in& address) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    constexpr size_t limit = 250;
-    int held[limit];
-    std::fill_n(held, limit, -1);
-    for (size_t i = 0;; i = (i + 1) % limit) {
+    std::vector<int> held(250, -1);
+    for (size_t i = 0;; i = (i + 1) % held.size()) {
       if (held[i] >= 0) ::close(held[i]);
       held[i] = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
       const linger none{1, 0};  // closes with a reset, so that no port stays in TIME_WAIT

@@ -1,6 +1,5 @@
 // A forked child that exits, destroys its copies of objects, or fails must not affect its parent's job.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +12,9 @@
 #include "dist/control.h"
 #include "dist/process_group.h"
 #include "tensor/ops.h"
+#include "tests/dist/outcomes.h"
+#include "tests/dist/told.h"
+#include "tests/fork.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -31,8 +33,7 @@ bool is_child = false;
 
 /// The exit code of a child that runs fn and calls exit(), or 128 + its signal. Limit: 10 s.
 int in_child(const std::function<void(Group&)>& fn, Group& group) {
-  const pid_t child = ::fork();
-  if (child == 0) {
+  return testing::in_fork([&] {
     ::alarm(10);
     is_child = true;
     try {
@@ -42,10 +43,7 @@ int in_child(const std::function<void(Group&)>& fn, Group& group) {
       ::_exit(3);
     }
     std::exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  });
 }
 
 void check_says(const std::function<void()>& fn, const std::string& expected) {
@@ -76,24 +74,17 @@ const std::pair<const char*, std::function<void(Group&)>> children[] = {
 TEST_CASE("fork: a child that exits, lets go or fails leaves its parent's job alone") {
   for (const std::string transport : {"shm", "tcp"}) {
     CAPTURE(transport);
-    const std::string said = message([&] {
-      spawn(2,
-            [&](int) {
-              Group group = world().new_group({0, 1}, "pair");
-              const Tensor t = ones({100});
-              world().all_reduce(t, {.async = true}).wait();  // creates channels and a worker thread
-              for (const auto& [name, fn] : children) {
-                const int code = in_child(fn, group);
-                LOCKSTEP_CHECK(code == 0, "a child that ", name, " ended with ", code);
-                group->all_reduce(t).wait();
-                world().barrier(Seconds(10));
-              }
-            },
-            {.kind = SpawnOptions::Kind::processes,
-             .transport = transport,
-             .timeout = Seconds(20),
-             .heartbeat = Seconds(0.5)});
-    });
-    CHECK(said == "(no error)");
+    const auto body = [](int) {
+      Group group = world().new_group({0, 1}, "pair");
+      const Tensor t = ones({100});
+      world().all_reduce(t, {.async = true}).wait();  // creates channels and a worker thread
+      for (const auto& [name, fn] : children) {
+        const int code = in_child(fn, group);
+        LOCKSTEP_CHECK(code == 0, "a child that ", name, " ended with ", code);
+        group->all_reduce(t).wait();
+        world().barrier(Seconds(10));
+      }
+    };
+    testing::check_ranks(2, body, testing::over(transport, 20, 0.5));
   }
 }

@@ -9,8 +9,8 @@
 
 #include "../messages.h"
 #include "dist/control.h"
-#include "dist/schedule.h"
 #include "dist/shard.h"
+#include "tests/dist/every_schedule.h"
 #include "tests/dist/values.h"
 
 using namespace lockstep;
@@ -53,18 +53,18 @@ template <class T> Tensor from(const std::vector<T>& values, const Shape& shape)
   return Tensor::from(values, shape).to(where);
 }
 
-template <class At> Tensor make(DType dtype, int64_t begin, int64_t end, At at) {
+template <class At> Tensor make(DType dtype, int64_t n, At at) {
   std::vector<double> values;
-  values.reserve(size_t(end - begin));
-  for (int64_t i = begin; i < end; ++i) values.push_back(at(i));
-  return from(values, {end - begin}).to(dtype);
+  values.reserve(size_t(n));
+  for (int64_t i = 0; i < n; ++i) values.push_back(at(i));
+  return from(values, {n}).to(dtype);
 }
 Tensor given(DType dtype, dist::ReduceOp op, int rank, int64_t n) {
-  return make(dtype, 0, n, [&](int64_t i) { return value(dtype, op, rank, i); });
+  return make(dtype, n, [&](int64_t i) { return value(dtype, op, rank, i); });
 }
 
 Tensor reduced(DType dtype, dist::ReduceOp op, int ranks, int64_t n) {
-  return make(dtype, 0, n, [&](int64_t i) {
+  return make(dtype, n, [&](int64_t i) {
     double all = value(dtype, op, 0, i);
     for (int r = 1; r < ranks; ++r) all = combine(dtype, op, all, value(dtype, op, r, i));
     if (op == dist::ReduceOp::mean) all = is_floating(dtype) ? all / ranks : double(int64_t(all) / ranks);
@@ -110,7 +110,9 @@ class Body {
   void all_collectives(Algorithm algorithm, DType dtype, int64_t count) {
     for (const dist::ReduceOp op : all_ops) {
       if (dtype == boolean && op == dist::ReduceOp::mean) continue;
-      if ((count > 1000 || algorithm != Algorithm::automatic) && op != dist::ReduceOp::sum && op != dist::ReduceOp::mean) continue;
+      if ((count > 1000 || algorithm != Algorithm::automatic) && op != dist::ReduceOp::sum &&
+          op != dist::ReduceOp::mean)
+        continue;
       reductions(algorithm, dtype, op, count);
     }
     movements(algorithm, dtype, count);
@@ -164,7 +166,7 @@ class Body {
     const Range own = shard_range(count, n, rank);
     const auto what = [&](Collective c, const char* place) { return text(c, a, dtype, count, place); };
     // The concatenation in which part i comes from rank i.
-    const Tensor joined = make(dtype, 0, count, [&, owner = 0](int64_t i) mutable {
+    const Tensor joined = make(dtype, count, [&, owner = 0](int64_t i) mutable {
       while (shard_range(count, n, owner).end <= i) ++owner;
       return value(dtype, dist::ReduceOp::sum, owner, i);
     });
@@ -202,11 +204,11 @@ class Body {
     }
     if (has(a, Collective::all_to_all)) {
       const int64_t block = count / n, all = block * n;
-      const auto cell = [&](int from, int to) {
-        return [&, from, to](int64_t i) { return value(dtype, dist::ReduceOp::sum, from * n + to, i); };
+      const auto cell = [&](int from, int to, int64_t i) {
+        return value(dtype, dist::ReduceOp::sum, from * n + to, i);
       };
-      const Tensor input = make(dtype, 0, all, [&](int64_t i) { return cell(rank, int(i / block))(i % block); });
-      const Tensor expected = make(dtype, 0, all, [&](int64_t i) { return cell(int(i / block), rank)(i % block); });
+      const Tensor input = make(dtype, all, [&](int64_t i) { return cell(rank, int(i / block), i % block); });
+      const Tensor expected = make(dtype, all, [&](int64_t i) { return cell(int(i / block), rank, i % block); });
       const Tensor output = input.clone().zero_(), copy = input.clone();
       g.all_to_all(output, copy, o);
       expect_equal(output, expected, what(Collective::all_to_all, "out of place"));
@@ -215,24 +217,15 @@ class Body {
       expect_equal(copy, expected, what(Collective::all_to_all, "in place"));
       // Uneven parts: rank `from` gives rank `to` (from + 2 to) % 3 rows of two elements; some get none.
       std::vector<int64_t> to_each, from_each;
-      int64_t given = 0, taken = 0;
-      for (int r = 0; r < n; ++r) {
-        to_each.push_back((rank + 2 * r) % 3);
-        from_each.push_back((r + 2 * rank) % 3);
-        given += to_each.back();
-        taken += from_each.back();
-      }
-      const auto element = [&](int from, int to, int64_t i) { return value(dtype, dist::ReduceOp::sum, from * n + to, i); };
-      const auto rows = [&](const std::vector<int64_t>& each, int64_t total, bool sent) {
-        return make(dtype, 0, 2 * total,
-                    [&](int64_t i) {
-                      int r = 0;
-                      for (; i >= 2 * each[size_t(r)]; ++r) i -= 2 * each[size_t(r)];
-                      return sent ? element(rank, r, i) : element(r, rank, i);
-                    })
-            .view({total, 2});
+      for (int r = 0; r < n; ++r) to_each.push_back((rank + 2 * r) % 3), from_each.push_back((r + 2 * rank) % 3);
+      const auto rows = [&](const std::vector<int64_t>& each, bool sent) {
+        std::vector<double> values;
+        for (int r = 0; r < n; ++r)
+          for (int64_t i = 0; i < 2 * each[size_t(r)]; ++i)
+            values.push_back(sent ? cell(rank, r, i) : cell(r, rank, i));
+        return from(values, {int64_t(values.size()) / 2, 2}).to(dtype);
       };
-      const Tensor some = rows(to_each, given, true), expected_rows = rows(from_each, taken, false),
+      const Tensor some = rows(to_each, true), expected_rows = rows(from_each, false),
                    got = expected_rows.clone().zero_();
       Work work = g.all_to_all(got, from_each, some, to_each, {.tag = "uneven", .async = o.async});
       work.wait();
@@ -267,11 +260,11 @@ class Body {
     const int next = (rank + 1) % n, before = (rank + n - 1) % n;
     for (const int64_t count : {0, 1, 1000, 400009}) {  // the last one is larger than the ring buffer between two ranks
       for (const bool send_first : {true, false}) {
-        const Tensor out = make(i32, 0, count, [&](int64_t i) { return double(rank * 10 + i % 7); }),
-                     in = make(i32, 0, count, [](int64_t) { return -1; });
+        const Tensor out = make(i32, count, [&](int64_t i) { return double(rank * 10 + i % 7); }),
+                     in = make(i32, count, [](int64_t) { return -1; });
         PointToPoint a{true, out, next, "ring"}, b{false, in, before, "ring"};
         g.exchange(send_first ? std::vector{a, b} : std::vector{b, a}).wait();
-        expect_equal(in, make(i32, 0, count, [&](int64_t i) { return double(before * 10 + i % 7); }),
+        expect_equal(in, make(i32, count, [&](int64_t i) { return double(before * 10 + i % 7); }),
                      str("exchange of ", count));
       }
     }
@@ -307,14 +300,11 @@ class Body {
   std::vector<int> hosts() {
     const Tensor all = from(std::vector<int64_t>(size_t(n)), {n});
     g.all_gather(all, from({int64_t(std::hash<std::string>()(g.control().host()))}));
-    std::vector<int64_t> names;
-    std::vector<int> numbers;
-    for (const int64_t name : all.to_vector<int64_t>()) {
-      const auto found = std::find(names.begin(), names.end(), name);
-      numbers.push_back(int(found - names.begin()));
-      if (found == names.end()) names.push_back(name);
-    }
-    return numbers;
+    std::map<int64_t, int> numbers;
+    std::vector<int> places;
+    for (const int64_t name : all.to_vector<int64_t>())
+      places.push_back(numbers.emplace(name, int(numbers.size())).first->second);
+    return places;
   }
 
   // Bytes per rank must match the schedule, and for ring and direct also the formula 2 (n-1)/n S.
@@ -322,33 +312,21 @@ class Body {
     const int64_t count = 5040;  // divisible by 1 to 10
     const std::vector<int> places = hosts();
     const Tensor data = given(f32, dist::ReduceOp::sum, rank, count);
-    for (const Algorithm a : choices()) {
-      if (a == Algorithm::automatic) continue;
+    for (const Algorithm a : all_algorithms()) {
       if (!has_schedule(a, Collective::all_reduce)) continue;
       const CollectiveRequest request{.collective = Collective::all_reduce, .ranks = n, .hosts = places};
-      const int64_t chunks = chunk_count(a, request);
-      int64_t sent = 0, received = 0, messages = 0;
-      if (n > 1) {
-        for (const Transfer& t : program_of(a, request, rank)) {
-          if (t.from == t.to) continue;
-          const int64_t bytes = shard_range(count, chunks, t.source.chunk).size() * 4;
-          (t.from == rank ? sent : received) += bytes;
-          messages += t.from == rank;
-        }
-      }
       const Traffic before = g.traffic();
       g.all_reduce(data, {.algorithm = a});
       const Traffic& after = g.traffic();
-      expect(after.sent - before.sent == sent && after.received - before.received == received, name_of(a), " sent ",
-             after.sent - before.sent, " and received ", after.received - before.received, " bytes, its schedule says ",
-             sent, " and ", received);
-      expect(after.messages - before.messages == messages, name_of(a), " sent ", after.messages - before.messages,
-             " messages, its schedule says ", messages);
+      const auto moved = traffic_text(after.sent - before.sent, after.received - before.received,
+                                      after.messages - before.messages),
+                 scheduled = expected_traffic(a, request, rank, count);
+      expect(moved == scheduled, name_of(a), ": ", moved, ", its schedule says ", scheduled);
       expect(after.collectives == before.collectives + 1, "one collective");
       if (a == Algorithm::direct || a == Algorithm::ring) {
-        const int64_t formula = 2 * (n - 1) * count * 4 / n;
-        expect(sent == formula && received == formula, name_of(a), " moves ", sent, " bytes, the formula says ",
-               formula);
+        const int64_t bytes = 2 * (n - 1) * count * 4 / n;
+        const auto formula = traffic_text(bytes, bytes, 2 * (n - 1));
+        expect(moved == formula, name_of(a), ": ", moved, ", the formula says ", formula);
       }
     }
     const Traffic before = g.traffic();

@@ -16,10 +16,13 @@
 #include "tests/dist/job.h"
 #include "tests/dist/outcomes.h"
 #include "tests/dist/values.h"
+#include "tests/environment.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
 using testing::check_ranks;
+using testing::check_told;
 using testing::ones_of;
 using testing::outcome;
 using testing::outcomes;
@@ -28,6 +31,9 @@ namespace {
 
 using Kind = SpawnOptions::Kind;
 
+void wait_for_failure() {
+  while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
 
 }  // namespace
 
@@ -102,7 +108,9 @@ TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, wit
        }},
       {"rank 1 calls send f32 x 8 to rank 2, tag a; rank 2 calls receive f32 x 9 from rank 1, tag a",
        [](auto& g, int r) {
-         r == 1 ? (void)g.send(ones_of(8), 2, {.tag = "a"}) : r == 2 ? (void)g.receive(ones_of(9), 1, {.tag = "a"}) : (void)0;
+         r == 1   ? (void)g.send(ones_of(8), 2, {.tag = "a"})
+         : r == 2 ? (void)g.receive(ones_of(9), 1, {.tag = "a"})
+                  : (void)0;
          g.barrier();
        }},
       {"rank 1 calls send f32 x 8 to rank 2; rank 2 calls receive bf16 x 8 from rank 1",
@@ -113,28 +121,25 @@ TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, wit
        }},
   };
   for (const Row& row : rows) {
-    const auto texts = outcomes(3, [&](int rank) {
+    CAPTURE(row.expected);
+    const auto body = [&](int rank) {
       row.call(world(), rank);
       world().barrier();
-    });
-    INFO("texts[0] ", texts[0], ", expected ", row.expected);
-    CHECK(contains(texts[0], row.expected));
-    CHECK(contains(texts[0], "ranks disagree in group world"));
-    for (const std::string& text : texts) CHECK(text == texts[0]);
+    };
+    check_told(3, body, {row.expected, "ranks disagree in group world"});
   }
 }
 
 TEST_CASE("group: an error is the error of every later call, and of asynchronous ones in wait()") {
-  const auto texts = outcomes(2, [](int rank) {
+  const auto body = [](int rank) {
     Work work = world().all_reduce(ones_of(rank == 0 ? 4 : 5), {.async = true}),
          second = world().all_reduce(ones_of(4), {.async = true});
     const std::string first = message([&] { work.wait(); });
     if (message([&] { second.wait(); }) != first || message([&] { world().barrier(); }) != first)
       throw Error("another error: " + first);
     work.wait();
-  });
-  CHECK(contains(texts[0], "rank 0 calls all_reduce f32 x 4 sum; rank 1 calls all_reduce f32 x 5 sum"));
-  CHECK(texts[0] == texts[1]);
+  };
+  check_told(2, body, {"rank 0 calls all_reduce f32 x 4 sum; rank 1 calls all_reduce f32 x 5 sum"});
 }
 
 TEST_CASE("group 12: one collective more at the end") {
@@ -148,27 +153,26 @@ TEST_CASE("group 12: one collective more at the end") {
 }
 
 TEST_CASE("group 13: ranks that wait for each other") {
-  std::vector<std::string> receive, send, stage;
-  const std::function<void()> circles[] = {
-      [&] {
-        receive = outcomes(2, [](int rank) { world().receive(ones_of(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); });
-      },
-      [&] { send = outcomes(3, [](int rank) { world().send(ones_of(3000000), (rank + 1) % 3); }); },
-      [&] {  // a stage that forgets to receive: the error has the tag of its micro-batch
-        stage = outcomes(2, [](int rank) {
-          if (rank == 0) world().receive(ones_of(4), 1, {.tag = "gradient of micro-batch 3"});
-          else world().receive(ones_of(4), 0, {.tag = "activation of micro-batch 4"});
-        });
-      }};
-  at_once(circles, [](const auto& circle) { circle(); });
-  CHECK(contains(receive[0],
-                 "deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b); "
-                 "let one of these ranks make its calls in another order"));
-  CHECK(receive[1] == receive[0]);
-  CHECK(contains(send[0], "deadlock: rank 0 waits to send to rank 1"));
-  CHECK(contains(send[0], "rank 2 waits to send to rank 0"));
-  CHECK(contains(stage[1], "gradient of micro-batch 3"));
-  CHECK(contains(stage[1], "activation of micro-batch 4"));
+  const struct {
+    int ranks;
+    std::function<void(int rank)> body;
+    std::vector<std::string> parts;
+  } circles[] = {
+      {2,
+       [](int rank) { world().receive(ones_of(8), 1 - rank, {.tag = rank == 0 ? "a" : "b"}); },
+       {"deadlock: rank 0 waits to receive from rank 1 (tag a), rank 1 waits to receive from rank 0 (tag b); "
+        "let one of these ranks make its calls in another order"}},
+      {3,
+       [](int rank) { world().send(ones_of(3000000), (rank + 1) % 3); },
+       {"deadlock: rank 0 waits to send to rank 1", "rank 2 waits to send to rank 0"}},
+      // a stage that forgets to receive: the error has the tag of its micro-batch
+      {2,
+       [](int rank) {
+         const char* const tag = rank == 0 ? "gradient of micro-batch 3" : "activation of micro-batch 4";
+         world().receive(ones_of(4), 1 - rank, {.tag = tag});
+       },
+       {"gradient of micro-batch 3", "activation of micro-batch 4"}}};
+  at_once(circles, [](const auto& circle) { check_told(circle.ranks, circle.body, circle.parts); });
 }
 
 TEST_CASE("group: a slow rank is no deadlock") {
@@ -185,26 +189,22 @@ TEST_CASE("group: a slow rank is no deadlock") {
 }
 
 TEST_CASE("group: barriers and collectives that time out name the missing ranks") {
-  std::atomic<bool> done{false};
-  const auto texts = outcomes(3, [&](int rank) {
+  const auto barrier = [](int rank) {
     if (rank == 1) {
-      while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      wait_for_failure();
       world().barrier();
     }
     world().barrier(Seconds(0.4));
-  });
-  CHECK(contains(texts[0], "[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"));
-  for (const auto& text : texts) CHECK(text == texts[0]);
-  const auto late = outcomes(
-      3,
-      [&](int rank) {
-        if (rank == 1)
-          while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        world().all_reduce(ones_of(4), {.tag = "g"});
-      },
+  };
+  const auto reduce = [](int rank) {
+    if (rank == 1) wait_for_failure();
+    world().all_reduce(ones_of(4), {.tag = "g"});
+  };
+  check_told(3, barrier, {"[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"});
+  check_told(
+      3, reduce,
+      {"all_reduce f32 x 4, tag g", "this rank waits to hear from rank 1", "rank 1 is in step 0, in no collective yet"},
       1);
-  CHECK(contains(late[0], "all_reduce f32 x 4, tag g"));
-  CHECK(contains(late[0], "rank 1 is in step 0, in no collective yet"));
 }
 
 TEST_CASE("group: all ranks raise the error that one rank throws") {
@@ -259,7 +259,7 @@ TEST_CASE("group: destroyed with work on its way") {
       (void)group->all_reduce(t, {.async = true});
       throw Error("early");
     }
-    while (!world().control().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    wait_for_failure();
     group->all_reduce(ones_of(4));
   });
   CHECK(texts[1] == "[rank 0] early");
@@ -306,6 +306,10 @@ TEST_CASE("group: random collectives under random delays are bit-identical to a 
       for (int step = 0; step < 1000; ++step) {
         const int kind = draw(7), begin = draw(2000), size = draw(3000), root = draw(4), algorithm = draw(3);
         const Tensor part = state.narrow(0, begin, size);
+        const auto wait_for_all = [&] {
+          for (Work& w : works) w.wait();
+          works.clear();
+        };
         const CollectiveOptions o{.op = draw(2) ? dist::ReduceOp::mean : dist::ReduceOp::max,
                                   .algorithm = algorithm ? Algorithm::direct : Algorithm::ring,
                                   .async = chaos && own() % 2 == 0};
@@ -322,11 +326,11 @@ TEST_CASE("group: random collectives under random delays are bit-identical to a 
             break;
           }
           case 4:
-            for (Work& w : works) w.wait();
+            wait_for_all();
             pair->all_reduce(part, {.op = dist::ReduceOp::mean, .async = o.async}).wait();
             break;
           case 5: {
-            for (Work& w : works) w.wait();
+            wait_for_all();
             const Tensor out = part.clone();
             g.exchange({{true, out, (rank + 1) % 4, "next"}, {false, part, (rank + 3) % 4, "next"}}, {.async = o.async})
                 .wait();
@@ -334,10 +338,7 @@ TEST_CASE("group: random collectives under random delays are bit-identical to a 
           }
           default: g.barrier();
         }
-        if (works.size() > 8) {
-          for (Work& w : works) w.wait();
-          works.clear();
-        }
+        if (works.size() > 8) wait_for_all();
       }
       for (Work& w : works) w.wait();
       const Tensor all = Tensor::from(std::vector<float>(20000), {20000});
@@ -353,26 +354,23 @@ TEST_CASE("group: random collectives under random delays are bit-identical to a 
 }
 
 TEST_CASE("group: ranks that are threads share the threads of operations") {
-  const int before = get_threads();
-  set_threads(7);
+  const Threads seven(7);
   for (const int n : {1, 2, 3, 8}) {
     check_ranks(n, [n](int) {
       if (get_threads() != std::max(1, 7 / n)) throw Error(str("threads: ", get_threads()));
     });
     CHECK(get_threads() == 7);
   }
-  set_threads(before);
 }
 
 TEST_CASE("group: a forced algorithm") {
-  setenv("LOCKSTEP_ALGORITHM", "ring", 1);
+  const testing::EnvironmentVariable algorithm("LOCKSTEP_ALGORITHM", "ring");
   check_ranks(3, [](int) {
     const Tensor t = ones_of(6);
     world().all_reduce(t);  // two steps, each with one message out and one in
     if (world().traffic().messages != 4) throw Error(str("messages: ", world().traffic().messages));
     world().gather(world().rank() == 0 ? ones_of(3) : Tensor(), ones_of(1), 0);
   });
-  setenv("LOCKSTEP_ALGORITHM", "rings", 1);
+  const testing::EnvironmentVariable misspelt("LOCKSTEP_ALGORITHM", "rings");
   CHECK(contains(outcome(2, [](int) {}), "[LOCKSTEP_ALGORITHM] expected automatic, ring, direct"));
-  unsetenv("LOCKSTEP_ALGORITHM");
 }

@@ -2,74 +2,53 @@
 // are read.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <cstring>
 #include <fstream>
 #include <functional>
-#include <new>
 #include <thread>
 
 #include "dist/process_group.h"
 #include "tensor/ops.h"
 #include "tests/dist/job.h"
+#include "tests/dist/told.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::over;
 
 namespace {
 
-/// What rank 0 is told, in shared memory that also processes see.
-struct FaultNotes {
-  std::atomic<double> fault{0}, reported{0};
-  char text[2048] = "";
-};
-
-struct Setting {
-  const char* transport;  ///< "threads": ranks are threads; else processes
-  double heartbeat, timeout;
-};
-
+/// What rank 0 is told, and after how many seconds.
 struct TimedError {
   std::string text;
   double seconds;
 };
 
-/// What two ranks do. Rank 1 is at fault, after happens(); rank 0 is told.
-using RankBody = std::function<void(int rank, const std::function<void()>& happens)>;
+void sum(int64_t count) { world().all_reduce(ones({count}), {.tag = "w1"}); }
+void receive_from(int rank) { world().receive(ones({8}), rank); }
+void sleep_for(double seconds) { std::this_thread::sleep_for(Seconds(seconds)); }
 
-TimedError reported(const Setting& job, const RankBody& body) {
-  void* const memory = mmap(nullptr, sizeof(FaultNotes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  REQUIRE(memory != MAP_FAILED);
-  FaultNotes* const notes = new (memory) FaultNotes;
-  const auto kind =
-      std::string(job.transport) == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
-  message([&] {
-    spawn(2,
-          [&](int rank) {
-            world().barrier();
-            try {
-              body(rank, [&] { notes->fault = now_seconds(); });
-            } catch (const std::exception& error) {
-              if (rank == 0) {
-                notes->reported = now_seconds();
-                std::strncpy(notes->text, error.what(), sizeof notes->text - 1);
-              }
-              throw;
-            }
-          },
-          {.kind = kind,
-           .transport = job.transport,
-           .timeout = Seconds(job.timeout),
-           .heartbeat = Seconds(job.heartbeat)});
-  });
-  const TimedError found{notes->text, notes->reported - notes->fault};
-  munmap(memory, sizeof(FaultNotes));
-  return found;
+struct Row {
+  std::string what, when;  ///< the row of the page: how its first cell begins, and its last cell
+  double least, greatest;  ///< seconds that this means for the job below
+  std::string text;        ///< part of the error
+  SpawnOptions job;
+  /// What rank 1 does, which calls happens() when it is at fault. Empty: there is no rank 2 of 3.
+  std::function<void(const std::function<void()>& happens)> fault;
+  std::function<void()> meanwhile = [] { sum(8); };  ///< what rank 0 does, which is told
+};
+
+TimedError reported(const Row& row) {
+  testing::Told told;
+  const auto body = [&](int rank) {
+    world().barrier();
+    if (rank == 0) row.meanwhile();
+    else row.fault([&] { told.happens(); });
+  };
+  told.run(2, body, row.job);
+  return {told.text(0), told.delay(0)};
 }
 
 /// Two ranks of three meet.
@@ -79,17 +58,6 @@ TimedError without_a_rank() {
   const auto said = job.run({0, 1}, [](Control&) {});
   return {said.at(0), now_seconds() - start};
 }
-
-void sum(int64_t count) { world().all_reduce(ones({count}), {.tag = "w1"}); }
-void sleep_for(double seconds) { std::this_thread::sleep_for(Seconds(seconds)); }
-
-struct Row {
-  std::string what, when;  ///< the row of the page: how its first cell begins, and its last cell
-  double least, greatest;  ///< seconds that this means for the job below
-  std::string text;        ///< part of the error
-  Setting job;
-  RankBody body;
-};
 
 /// The cells of the row of the page whose first cell begins with `what`.
 std::vector<std::string> cells_of(const std::string& what) {
@@ -111,62 +79,28 @@ double late() { return 0.35 + 0.4 * slack() / 3; }
 }  // namespace
 
 TEST_CASE("hang: every fault is told as soon as the page says") {
-  const Setting slow{"shm", 30, 60}, threads{"threads", 30, 60}, beating{"shm", beat, 60},
-      beating_threads{"threads", beat, 60}, hasty{"threads", beat, 1};
+  const SpawnOptions slow = over("shm", 60, 30), threads = over("threads", 60, 30), beating = over("shm", 60, beat),
+                     beating_threads = over("threads", 60, beat), hasty = over("threads", 1, beat);
   const std::vector<Row> rows = {
       {"a rank was killed", "within a second", 0, 1, "died; it was last seen", slow,
-       [](int rank, const auto& happens) {
-         if (rank == 1) happens(), raise(SIGKILL);
-         sum(8);
-       }},
+       [](const auto& happens) { happens(), raise(SIGKILL); }},
       {"a rank threw an exception", "at once", 0, 0, "[rank 1] no such file", slow,
-       [](int rank, const auto& happens) {
-         if (rank == 1) {
-           happens();
-           throw Error("no such file");
-         }
-         sum(8);
-       }},
+       [](const auto& happens) { happens(), fail("no such file"); }},
       // counted from its last heartbeat, which it sent up to half a second before it stopped
       {"a rank is stopped", "after three heartbeats", 2.5 * beat, 3 * beat, "is silent: no heartbeat for ", beating,
-       [](int rank, const auto& happens) {
-         if (rank == 1) happens(), raise(SIGSTOP);
-         sum(8);
-       }},
+       [](const auto& happens) { happens(), raise(SIGSTOP), sum(8); }},
       {"a rank ended while others still need it", "within half a second", 0, 0.5, "; rank 1 has left", slow,
-       [](int rank, const auto& happens) {
-         if (rank == 0) return sum(8);
-         sleep_for(0.3);
-         happens();
-       }},
+       [](const auto& happens) { sleep_for(0.3), happens(); }},
       {"a rank ended while others still need it", "within half a second", 0, 0.5, "rank 1 has left", beating_threads,
-       [](int rank, const auto& happens) {
-         if (rank == 0) return void(world().receive(ones({8}), 1));
-         sleep_for(0.3);
-         happens();
-       }},
+       [](const auto& happens) { sleep_for(0.3), happens(); }, [] { receive_from(1); }},
       {"the same, but the rank called a different", "at the first message", 0, 0, "ranks disagree", threads,
-       [](int rank, const auto& happens) {
-         if (rank == 0) return sum(8);
-         happens();
-         world().send(ones({8}), 0);
-       }},
+       [](const auto& happens) { happens(), world().send(ones({8}), 0); }},
       {"ranks call different collectives", "at the first message", 0, 0, "ranks disagree", slow,
-       [](int rank, const auto& happens) {
-         if (rank == 1) happens();
-         sum(8 + rank);
-       }},
+       [](const auto& happens) { happens(), sum(9); }},
       {"ranks wait in a circle", "after three heartbeats in which nothing moves", 3 * beat, 3 * beat,
-       "deadlock: ", beating_threads,
-       [](int rank, const auto& happens) {
-         if (rank == 1) happens();
-         world().receive(ones({8}), 1 - rank);
-       }},
+       "deadlock: ", beating_threads, [](const auto& happens) { happens(), receive_from(0); }, [] { receive_from(1); }},
       {"a rank is alive, but computes", "after `LOCKSTEP_TIMEOUT`", 1, 1, " 1 s", hasty,
-       [](int rank, const auto& happens) {
-         if (rank == 1) happens(), sleep_for(2.5);
-         sum(8);
-       }},
+       [](const auto& happens) { happens(), sleep_for(2.5), sum(8); }},
       {"a rank never started", "after `LOCKSTEP_TIMEOUT`", 1, 1, "missing ranks: 2 (of 0-2)", {}, {}},
   };
   for (const Row& row : rows) {
@@ -174,7 +108,7 @@ TEST_CASE("hang: every fault is told as soon as the page says") {
     const std::vector<std::string> cells = cells_of(row.what);
     REQUIRE(cells.size() == 3);
     CHECK(cells[2] == row.when);
-    const TimedError found = row.body ? reported(row.job, row.body) : without_a_rank();
+    const TimedError found = row.fault ? reported(row) : without_a_rank();
     CAPTURE(found.text);
     CHECK(contains(found.text, row.text));
     // clocks of threads differ a little

@@ -22,6 +22,7 @@
 #include "tensor/ops.h"
 #include "tests/dist/outcomes.h"
 #include "tests/dist/values.h"
+#include "tests/environment.h"
 #include "tests/fork.h"
 #include "tests/messages.h"
 
@@ -81,39 +82,31 @@ void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count, Alg
   const std::string what = str("rank ", rank, " of ", n, ": ", dtype, " x ", count, " ", name_of(op));
   const Tensor given = random_bits(dtype, count, uint32_t(count * 100 + rank));
   const Range own = shard_range(count, n, rank);
-  Tensor results[2][7];
+  std::map<std::string, Tensor> results[2];
   for (const bool shared : {false, true}) {
-    Tensor* result = results[shared];
+    auto& result = results[shared];
     // The reference over messages always uses `direct`.
     const CollectiveOptions o{.op = op, .algorithm = shared ? algorithm : Algorithm::direct};
     const int64_t before = g.traffic().in_place;
-    result[0] = home(g, given, shared);
-    g.all_reduce(result[0], o);
-    result[1] = home(g, zeros({count}, {.dtype = dtype}), shared, 0);
-    g.all_reduce(result[1], given, o);  // only the output needs to be shared
-    const Tensor full = home(g, given, shared, 1);
-    result[2] = zeros({own.size()}, {.dtype = dtype});
-    g.reduce_scatter(result[2], full, o);
+    const auto home_of = [&](const char* name, const Tensor& t, bool in_segment, int64_t shift = 3) {
+      return result[name] = home(g, t, in_segment, shift);
+    };
+    g.all_reduce(home_of("all_reduce", given, shared), o);
+    // only the output needs to be shared
+    g.all_reduce(home_of("all_reduce out of place", zeros({count}, {.dtype = dtype}), shared, 0), given, o);
+    const Tensor full = home(g, given, shared, 1), part = full.narrow(0, own.begin, own.size());
+    g.reduce_scatter(home_of("reduce_scatter", zeros({own.size()}, {.dtype = dtype}), false), full, o);
     expect(same_bits(full, given), what + ": reduce_scatter leaves its input alone");
-    g.reduce_scatter(full.narrow(0, own.begin, own.size()), full, o);
-    result[3] = full.narrow(0, own.begin, own.size()).clone();
-    result[4] = home(g, zeros({count}, {.dtype = dtype}), shared);
-    g.all_gather(result[4], given.narrow(0, own.begin, own.size()).clone());
-    result[5] = home(g, given, shared && rank == 0);  // broadcast: only the root's tensor needs to be shared
-    g.broadcast(result[5], 0);
-    result[6] = home(g, given, shared);
-    g.broadcast(result[6], n - 1);
+    g.reduce_scatter(part, full, o);
+    result["reduce_scatter in place"] = part.clone();
+    g.all_gather(home_of("all_gather", zeros({count}, {.dtype = dtype}), shared),
+                 given.narrow(0, own.begin, own.size()).clone());
+    g.broadcast(home_of("broadcast from rank 0", given, shared && rank == 0), 0);  // only the root's must be shared
+    g.broadcast(home_of("broadcast from the last rank", given, shared), n - 1);
     expect(g.traffic().in_place - before == (shared && n > 1 && count > 0 ? 7 : 0), what + ": done in place, or not");
   }
-  const char* names[] = {"all_reduce",
-                         "all_reduce out of place",
-                         "reduce_scatter",
-                         "reduce_scatter in place",
-                         "all_gather",
-                         "broadcast from rank 0",
-                         "broadcast from the last rank"};
-  for (size_t i = 0; i < std::size(names); ++i)
-    expect(same_bits(results[0][i], results[1][i]), what + ": " + names[i] + " has other bits");
+  for (const auto& [name, expected] : results[false])
+    expect(same_bits(expected, results[true].at(name)), what + ": " + name + " has other bits");
 }
 
 void compare_all(ProcessGroup& g) {
@@ -274,42 +267,34 @@ TEST_CASE("in place: only when every rank's tensor is there, no checksum is aske
     std::function<Tensor(ProcessGroup&)> make;
     Algorithm algorithm;
     std::string transport;
+    std::optional<std::string> checksum = {};
   };
+  const auto shared = [](ProcessGroup& g) { return g.shared_empty({999}); };
   const Row rows[] = {
       {"one rank has an ordinary tensor", [](auto& g) { return g.rank() == 1 ? zeros({999}) : g.shared_empty({999}); },
        Algorithm::direct, "shm"},
       {"one rank has a shared tensor", [](auto& g) { return g.rank() == 1 ? g.shared_empty({999}) : zeros({999}); },
        Algorithm::direct, "shm"},
-      {"another algorithm", [](auto& g) { return g.shared_empty({999}); }, Algorithm::ring, "shm"},
-      {"sockets", [](auto& g) { return g.shared_empty({999}); }, Algorithm::direct, "tcp"},
+      {"another algorithm", shared, Algorithm::ring, "shm"},
+      {"sockets", shared, Algorithm::direct, "tcp"},
       {"sockets, but shared tensors", [](auto&) { return shared_tensor({999}, f32); }, Algorithm::direct, "tcp"},
+      {"through the fifos, with a checksum", shared, Algorithm::automatic, "shm", "1"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
-    check_ranks(3,
-                [&](int rank) {
-                  const Tensor t = row.make(world());
-                  for (int i = 0; i < 3; ++i) {
-                    t.fill_(rank + 1);
-                    world().all_reduce(t, {.algorithm = row.algorithm});
-                    expect(t.data<float>()[998] == 6, "sum over 1 to 3");
-                  }
-                  expect(world().traffic().in_place == 0, "not in place");
-                  world().barrier();
-                },
-                {.kind = Kind::processes, .transport = row.transport});
+    const testing::EnvironmentVariable checksum("LOCKSTEP_COMM_CHECKSUM", row.checksum);
+    const auto body = [&](int rank) {
+      const Tensor t = row.make(world());
+      for (int i = 0; i < 3; ++i) {
+        t.fill_(rank + 1);
+        world().all_reduce(t, {.algorithm = row.algorithm});
+        expect(t.data<float>()[998] == 6, "sum over 1 to 3");
+      }
+      expect(world().traffic().in_place == 0, "not in place");
+      world().barrier();
+    };
+    check_ranks(3, body, {.kind = Kind::processes, .transport = row.transport});
   }
-  setenv("LOCKSTEP_COMM_CHECKSUM", "1", 1);
-  check_ranks(2,
-              [&](int) {
-                const Tensor t = world().shared_empty({99}).fill_(1);
-                world().all_reduce(t);
-                expect(t.data<float>()[98] == 2 && world().traffic().in_place == 0,
-                       "through the fifos, with a checksum");
-                world().barrier();
-              },
-              {.kind = Kind::processes, .transport = "shm"});
-  unsetenv("LOCKSTEP_COMM_CHECKSUM");
 }
 
 TEST_CASE("in place: ranks that disagree are told before anything is touched") {

@@ -45,9 +45,10 @@ Rendezvous TestJob::place(int rank) {
   return place;
 }
 
-std::vector<int> TestJob::all() const {
+std::vector<int> TestJob::without(int rank) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < base.world_size; ++rank) ranks.push_back(rank);
+  for (int other = 0; other < base.world_size; ++other)
+    if (other != rank) ranks.push_back(other);
   return ranks;
 }
 
@@ -143,25 +144,19 @@ Child::~Child() {
 
 void Child::signal(int number) const { ::kill(pid_, number); }
 
-bool Child::read_more(int milliseconds) {
-  pollfd entry{pipe_, POLLIN, 0};
-  if (::poll(&entry, 1, milliseconds) <= 0) return true;
-  char buffer[4096];
-  const ssize_t got = ::read(pipe_, buffer, sizeof buffer);
-  if (got > 0) output_.append(buffer, size_t(got));
-  return got > 0;
-}
-
 int Child::wait() {
   for (const double end = now_seconds() + 30; now_seconds() < end;) {
-    if (!read_more(20)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    int status = 0;
-    if (::waitpid(pid_, &status, WNOHANG) != pid_) continue;
-    reaped_ = true;
-    while (read_more(0) && output_.size() < (1 << 20)) {
-      pollfd entry{pipe_, POLLIN, 0};
-      if (::poll(&entry, 1, 0) <= 0) break;
+    pollfd entry{pipe_, POLLIN, 0};
+    if (::poll(&entry, 1, 100) <= 0) continue;
+    char buffer[4096];
+    const ssize_t got = ::read(pipe_, buffer, sizeof buffer);
+    if (got > 0) {
+      output_.append(buffer, size_t(got));
+      continue;
     }
+    int status = 0;  // the output ends when the process does
+    ::waitpid(pid_, &status, 0);
+    reaped_ = true;
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   }
   return -1;

@@ -20,7 +20,9 @@ struct TestJob {
   std::map<int, std::string> run(const std::vector<int>& ranks,
                                  const std::function<void(lockstep::dist::Control&)>& body);
   /// All ranks, 0 to world - 1.
-  std::vector<int> all() const;
+  std::vector<int> all() const { return without(-1); }
+  /// All ranks but one.
+  std::vector<int> without(int rank) const;
 
   lockstep::dist::Rendezvous base;
   int listener = -1;
@@ -41,7 +43,6 @@ class Child {
   pid_t pid() const { return pid_; }
 
  private:
-  bool read_more(int milliseconds);
   pid_t pid_ = -1;
   int pipe_ = -1;
   bool reaped_ = false;

@@ -4,11 +4,8 @@
 // A number in a test's name is a row of docs/faults.md.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
@@ -17,29 +14,25 @@
 #include "dist/process_group.h"
 #include "tensor/ops.h"
 #include "tests/dist/flight_record.h"
+#include "tests/dist/told.h"
 #include "tests/messages.h"
-#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::over;
 
 namespace {
 
-struct Outcome {
-  std::string text;
-  double seconds;
-};
-
-Outcome reported(const std::string& transport, double heartbeat, const std::function<void(int)>& body, int ranks = 2) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto kind = transport == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
-  const std::string text = message([&] {
-    spawn(ranks, body, {.kind = kind, .transport = transport, .timeout = Seconds(60), .heartbeat = Seconds(heartbeat)});
-  });
-  return {text, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
-}
-
 using Doing = std::function<void(int rank)>;
+
+/// Checks that a job of two ranks ends with an error that has all of these texts, within `limit` seconds.
+void check_error_of(const SpawnOptions& job, const Doing& body, const std::vector<std::string>& texts, double limit) {
+  const double start = now_seconds();
+  const std::string said = message([&] { spawn(2, body, job); });
+  INFO("transport ", job.transport, ", text ", said);
+  for (const std::string& text : texts) CHECK(contains(said, text));
+  CHECK(now_seconds() - start < limit);
+}
 
 Doing all_reduce_of(int64_t count) {
   return [=](int) { world().all_reduce(ones({count})); };
@@ -77,14 +70,10 @@ TEST_CASE("mismatch 7: a rank whose call needs nobody leaves, and the others are
       {send_away, reduce_to(1), "send f32 x 8 to rank 1", "reduce f32 x 8 sum to rank 1"},
   };
   for (const char* transport : {"threads", "shm"})
-    for (const auto& row : rows) {
-      const Outcome found = reported(transport, 5, [&](int rank) { (rank == 0 ? row.first : row.second)(rank); });
-      INFO("transport ", transport, ", text ", found.text);
-      CHECK(contains(found.text, "ranks disagree in group world"));
-      CHECK(contains(found.text, "rank 0 calls " + row.of_first));
-      CHECK(contains(found.text, "rank 1 calls " + row.of_second));
-      CHECK(found.seconds < soon);
-    }
+    for (const auto& row : rows)
+      check_error_of(
+          over(transport, 60), [&](int rank) { (rank == 0 ? row.first : row.second)(rank); },
+          {"ranks disagree in group world", "rank 0 calls " + row.of_first, "rank 1 calls " + row.of_second}, soon);
 }
 
 TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") {
@@ -94,47 +83,34 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
       {meet, "rank 1 waits in seq 1 (barrier); rank 0 has left before its first call there"}};
   for (const char* transport : {"threads", "shm", "tcp"})
     for (const auto& [call, expected] : rows)
-      for (const Doing& leaving : {Doing(leave), Doing(leave_late)}) {
-        const Outcome found = reported(transport, 5, [&](int rank) { (rank == 0 ? leaving : call)(rank); });
-        INFO("transport ", transport, ", text ", found.text);
-        CHECK(contains(found.text, expected));
-        CHECK(found.seconds < soon);
-      }
+      for (const Doing& leaving : {Doing(leave), Doing(leave_late)})
+        check_error_of(
+            over(transport, 60), [&](int rank) { (rank == 0 ? leaving : call)(rank); }, {expected}, soon);
 }
 
 TEST_CASE("mismatch 13: ranks that wait for each other in different calls are a circle") {
-  for (const char* transport : {"threads", "shm"}) {
-    const Outcome found = reported(transport, 0.3, [](int rank) { broadcast_from(1 - rank)(rank); });
-    INFO("transport ", transport, ", text ", found.text);
-    CHECK(contains(found.text,
-                   "deadlock: rank 0 waits in seq 1 (broadcast f32 x 8 from rank 1) for rank 1, rank 1 waits in seq 1 "
-                   "(broadcast f32 x 8 from rank 0) for rank 0"));
-    CHECK(found.seconds < 10);
-  }
+  for (const char* transport : {"threads", "shm"})
+    check_error_of(
+        over(transport, 60, 0.3), [](int rank) { broadcast_from(1 - rank)(rank); },
+        {"deadlock: rank 0 waits in seq 1 (broadcast f32 x 8 from rank 1) for rank 1, rank 1 waits in seq 1 "
+         "(broadcast f32 x 8 from rank 0) for rank 0"},
+        10);
 }
 
 TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than a heartbeat") {
   constexpr uint64_t last = 40;
-  int notes[2];
-  REQUIRE(pipe(notes) == 0);
-  reported("shm", 5, [&](int rank) {
-    try {
-      for (uint64_t step = 1; step <= last; ++step) {
-        set_step(step);
-        world().all_reduce(ones({8}));
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      }
-      if (rank == 1) kill(getpid(), SIGKILL);
+  testing::Told told;
+  const auto body = [](int rank) {
+    for (uint64_t step = 1; step <= last; ++step) {
+      set_step(step);
       world().all_reduce(ones({8}));
-    } catch (const DistError& error) {  // spawn() itself may notice first that the process is gone
-      (void)!write(notes[1], error.what(), std::strlen(error.what()));
-      throw;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-  });
-  close(notes[1]);
-  std::string text(4096, ' ');
-  text.resize(size_t(std::max<ssize_t>(0, read(notes[0], text.data(), text.size()))));
-  close(notes[0]);
+    if (rank == 1) raise(SIGKILL);
+    world().all_reduce(ones({8}));
+  };
+  told.run(2, body, over("shm", 60));  // spawn() itself may notice first that the process is gone
+  const std::string text = told.text(0);
   CAPTURE(text);
   const size_t at = text.find("last seen in step ");
   REQUIRE(at != std::string::npos);
@@ -145,14 +121,12 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
 }
 
 TEST_CASE("mismatch: the flight record knows the step that the control plane was told") {
-  const testing::TempDir folder;
-  setenv("LOCKSTEP_FLIGHT_DIR", folder.path.c_str(), 1);
-  const Outcome found = reported("threads", 0.5, [](int rank) {
+  const testing::FlightFolder folder;
+  const auto body = [](int rank) {
     world().control().set_step(557);  // an engine does this
     world().all_reduce(ones({rank == 0 ? 8 : 9}));
-  });
-  unsetenv("LOCKSTEP_FLIGHT_DIR");
-  CHECK(contains(found.text, "ranks disagree"));
-  CHECK(testing::stuck_in(folder.path, 0) == "world 1: all_reduce f32 x 8, step 557");
-  CHECK(testing::stuck_in(folder.path, 1) == "world 1: all_reduce f32 x 9, step 557");
+  };
+  check_error_of(over("threads", 60, 0.5), body, {"ranks disagree"}, 60);
+  CHECK(folder.stuck_in(0) == "world 1: all_reduce f32 x 8, step 557");
+  CHECK(folder.stuck_in(1) == "world 1: all_reduce f32 x 9, step 557");
 }

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <list>
 #include <random>
 #include <thread>
@@ -15,17 +16,13 @@
 using namespace lockstep::dist;
 
 struct Proxy::State {
-  struct Piece {
-    Clock::time_point due;
-    std::string bytes;
-  };
   struct Side {
     Fd fd;
-    std::list<Piece> out;
-    bool ended = false, is_shut = false;
-  };  // out: not yet written to fd; ended: the peer sends no more
+    std::list<std::pair<Clock::time_point, std::string>> out;  // not yet written to fd, and when it is due
+    bool ended = false, is_shut = false;                       // ended: the peer sends no more
+  };
   struct Link {
-    Side caller, target;
+    std::array<Side, 2> sides;  // the caller's and the target's
     int64_t passed = 0, from_caller = 0;
     bool over = false;
   };
@@ -46,8 +43,7 @@ struct Proxy::State {
     fd.close();
   }
   static void reset(Link& link) {
-    reset(link.caller.fd);
-    reset(link.target.fd);
+    for (Side& side : link.sides) reset(side.fd);
     link.over = true;
   }
 
@@ -60,44 +56,50 @@ struct Proxy::State {
     Fd target = connect_to(resolve(host, target_port).front(), Clock::now() + std::chrono::seconds(5), problem);
     if (!target) return reset(fd);
     Link& link = links.emplace_back();
-    link.caller.fd = std::move(fd);
-    link.target.fd = std::move(target);
+    link.sides[0].fd = std::move(fd);
+    link.sides[1].fd = std::move(target);
   }
 
-  // Reads what `from` has sent; it is forwarded to `to` when it is due.
-  void take(Link& link, Side& from, Side& to, bool is_caller) {
+  // Reads what a side has sent; it is forwarded to the other one when it is due.
+  void take(Link& link, size_t from) {
     std::vector<char> buffer(size_t(faults.piece));
-    const ssize_t got = ::recv(from.fd.get(), buffer.data(), buffer.size(), 0);
+    const ssize_t got = ::recv(link.sides[from].fd.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
-      from.ended = true;
+      link.sides[from].ended = true;
       return;
     }
     std::string bytes(buffer.data(), size_t(got));
-    const int64_t flipped = faults.flip_at - link.from_caller;
-    if (is_caller && flipped >= 0 && flipped < got) bytes[size_t(flipped)] ^= char(1 << (random() % 8));
-    if (is_caller) link.from_caller += got;
+    if (from == 0) {
+      const int64_t flipped = faults.flip_at - link.from_caller;
+      if (flipped >= 0 && flipped < got) bytes[size_t(flipped)] ^= char(1 << (random() % 8));
+      link.from_caller += got;
+    }
     const int64_t room = faults.truncate_after >= 0 ? faults.truncate_after - link.passed : INT64_MAX;
     if (int64_t(bytes.size()) >= room) {
       bytes.resize(size_t(std::max<int64_t>(room, 0)));
-      link.caller.ended = link.target.ended = true;
+      for (Side& side : link.sides) side.ended = true;
     }
     link.passed += int64_t(bytes.size());
     if (faults.cut_after >= 0 && link.passed >= faults.cut_after) return reset(link);
-    to.out.push_back(
-        {Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(faults.delay)),
-         std::move(bytes)});
+    const auto delay = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(faults.delay));
+    link.sides[1 - from].out.emplace_back(Clock::now() + delay, std::move(bytes));
   }
 
-  void give(Link& link, Side& side) {
-    while (!side.out.empty() && side.out.front().due <= Clock::now()) {
-      Piece& piece = side.out.front();
-      const ssize_t n = ::send(side.fd.get(), piece.bytes.data(), piece.bytes.size(), MSG_NOSIGNAL);
+  // Writes to a side what is due, and shuts it down behind the last byte of the other side.
+  void give(Link& link, size_t to) {
+    Side& side = link.sides[to];
+    while (!link.over && !side.out.empty() && side.out.front().first <= Clock::now()) {
+      std::string& bytes = side.out.front().second;
+      const ssize_t n = ::send(side.fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (n < 0 && errno != EAGAIN && errno != EINTR) link.over = true;
       if (n < 0) return;
-      piece.bytes.erase(0, size_t(n));
-      if (piece.bytes.empty()) side.out.pop_front();
+      bytes.erase(0, size_t(n));
+      if (bytes.empty()) side.out.pop_front();
     }
+    if (link.over || !link.sides[1 - to].ended || !side.out.empty() || side.is_shut) return;
+    ::shutdown(side.fd.get(), SHUT_WR);
+    side.is_shut = true;
   }
 
   void run() {
@@ -107,24 +109,15 @@ struct Proxy::State {
       std::erase_if(links, [](const Link& link) { return link.over; });
       std::vector<pollfd> polled{{listener.get(), POLLIN, 0}};
       for (Link& link : links)
-        for (Side* side : {&link.caller, &link.target})
-          polled.push_back({hold || side->ended ? -1 : side->fd.get(), POLLIN, 0});
+        for (Side& side : link.sides) polled.push_back({hold || side.ended ? -1 : side.fd.get(), POLLIN, 0});
       ::poll(polled.data(), polled.size(), 2);
       if (hold) continue;
-      size_t i = 1;
+      auto entry = polled.begin() + 1;
       for (Link& link : links) {
-        if (polled[i].revents) take(link, link.caller, link.target, true);
-        if (!link.over && polled[i + 1].revents) take(link, link.target, link.caller, false);
-        i += 2;
-        for (const auto& [from, to] : {std::pair(&link.caller, &link.target), std::pair(&link.target, &link.caller)}) {
-          if (link.over) break;
-          give(link, *to);
-          if (from->ended && to->out.empty() && !to->is_shut) {
-            ::shutdown(to->fd.get(), SHUT_WR);
-            to->is_shut = true;
-          }
-        }
-        if (link.caller.is_shut && link.target.is_shut) link.over = true;
+        for (const size_t from : {0, 1})
+          if (entry++->revents && !link.over) take(link, from);
+        for (const size_t to : {1, 0}) give(link, to);
+        if (link.sides[0].is_shut && link.sides[1].is_shut) link.over = true;
       }
       if (polled[0].revents) accept_one();
     }

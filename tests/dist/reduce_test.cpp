@@ -30,7 +30,7 @@ template <class T> T expected(dist::ReduceOp op, T a, T b) {
     return T(op == dist::ReduceOp::product ? x * y
              : op == dist::ReduceOp::min   ? std::min(x, y)
              : op == dist::ReduceOp::max   ? std::max(x, y)
-                                     : x + y);
+                                           : x + y);
   } else {
     using A = std::conditional_t<std::is_same_v<T, double>, double, float>;
     const A x = A(a), y = A(b), nan = std::numeric_limits<A>::quiet_NaN();
@@ -109,8 +109,8 @@ TEST_CASE("reduce_into equals the definition for every type, operation, length a
 TEST_CASE("sums of f16 and bf16 are computed in f32 and rounded to nearest even once") {
   const auto sum = []<class T>(float a, float b, T) {
     T x(a), y(b);
-    reduce_into(dtype_of<T>, dist::ReduceOp::sum, reinterpret_cast<std::byte*>(&x), reinterpret_cast<const std::byte*>(&y),
-                1);
+    reduce_into(dtype_of<T>, dist::ReduceOp::sum, reinterpret_cast<std::byte*>(&x),
+                reinterpret_cast<const std::byte*>(&y), 1);
     return float(x);
   };
   CHECK(sum(2048, 1, Half()) == 2048);  // a tie: 2048 is even
@@ -123,8 +123,8 @@ TEST_CASE("sums of f16 and bf16 are computed in f32 and rounded to nearest even 
 
 TEST_CASE("any byte but 0 is a true bool, and the result is 0 or 1") {
   uint8_t target[] = {0, 2, 0, 255}, source[] = {0, 0, 4, 128};
-  reduce_into(boolean, dist::ReduceOp::sum, reinterpret_cast<std::byte*>(target), reinterpret_cast<const std::byte*>(source),
-              4);
+  reduce_into(boolean, dist::ReduceOp::sum, reinterpret_cast<std::byte*>(target),
+              reinterpret_cast<const std::byte*>(source), 4);
   CHECK(std::vector<int>(target, target + 4) == std::vector<int>{0, 1, 1, 1});
 }
 

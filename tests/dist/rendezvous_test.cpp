@@ -9,15 +9,18 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <mutex>
+#include <list>
+#include <numeric>
 #include <thread>
 
 #include "base/suggest.h"
 #include "dist/control.h"
 #include "dist/net.h"
 #include "dist/wire.h"
+#include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
 #include "tests/dist/proxy.h"
+#include "tests/environment.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 
@@ -41,21 +44,13 @@ class Environment {
                "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_TASKS_PER_NODE SLURM_STEP_TASKS_PER_NODE SLURM_NODEID "
                "SLURM_NNODES SLURM_STEP_NODELIST SLURM_JOB_NODELIST",
                ' ')) {
-      const char* value = std::getenv(name.c_str());
-      before_.emplace_back(name, value ? std::optional<std::string>(value) : std::nullopt);
-      ::unsetenv(name.c_str());
+      former_.emplace_back(name, std::nullopt);
     }
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
   }
-  ~Environment() {
-    for (const auto& [name, value] : before_) {
-      if (value) ::setenv(name.c_str(), value->c_str(), 1);
-      else ::unsetenv(name.c_str());
-    }
-  }
 
  private:
-  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
+  std::list<testing::EnvironmentVariable> former_;  // restores all of them
 };
 
 Variables operator+(Variables a, const Variables& b) {
@@ -114,13 +109,7 @@ TEST_CASE("rendezvous: from the environment of torchrun, Open MPI and SLURM") {
   const Row rows[] = {
       {torchrun, 5, 8, 0, 1, "10.0.0.1", 1234},
       {torchrun + Variables{{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}}, 5, 8, 1, 4, "10.0.0.1", 1234},
-      {{{"RANK", "2"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "1"}},
-       2,
-       4,
-       2,
-       4,
-       "localhost",
-       1},
+      {torchrun + Variables{{"WORLD_SIZE", "6"}, {"MASTER_ADDR", "localhost"}}, 5, 6, 5, 6, "localhost", 1234},
       {{{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, 1, "127.0.0.1", 29500},
       {ompi, 3, 4, 3, 4, "127.0.0.1", 29500},
       {ompi + Variables{{"MASTER_ADDR", "n1"}, {"MASTER_PORT", "77"}}, 3, 4, 3, 4, "n1", 77},
@@ -300,20 +289,17 @@ TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") 
                                                  {std::string(4096, '\0'), 0},
                                                  {"LSc1\xff\xff\xff\xff", 5},
                                                  {encode(FrameKind::reply, 0, "x"), 0}};
-  std::vector<std::thread> threads;
-  for (const auto& [text, seconds] : rows) {
-    threads.emplace_back([&text = text, &seconds = seconds] {
-      OtherServer listener(text);
-      // without the timeout a silent peer would have 20 s
-      const Rendezvous place{.rank = 1, .world_size = 2, .port = listener.port, .timeout = Seconds(5.5)};
-      const double start = now_seconds();
-      CHECK_ERROR(Control::join(place),
-                  str("[rendezvous] peer at 127.0.0.1:", listener.port, " does not speak Lockstep's protocol ("));
-      CHECK(now_seconds() - start > seconds - 0.5);
-      CHECK(now_seconds() - start < seconds + slack());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  at_once(rows, [](const auto& row) {
+    const auto& [text, seconds] = row;
+    OtherServer listener(text);
+    // without the timeout a silent peer would have 20 s
+    const Rendezvous place{.rank = 1, .world_size = 2, .port = listener.port, .timeout = Seconds(5.5)};
+    const double start = now_seconds();
+    CHECK_ERROR(Control::join(place),
+                str("[rendezvous] peer at 127.0.0.1:", listener.port, " does not speak Lockstep's protocol ("));
+    CHECK(now_seconds() - start > seconds - 0.5);
+    CHECK(now_seconds() - start < seconds + slack());
+  });
 }
 
 TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
@@ -334,22 +320,18 @@ TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
 TEST_CASE("rendezvous 19: connections that are reset are tried again") {
   TestJob job(3, 1, 20);
   Proxy proxy("127.0.0.1", job.base.port, {.reset_first = 5});
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  for (int rank = 1; rank <= 2; ++rank) {
-    Rendezvous place = job.place(rank);
-    place.port = proxy.port();
-    threads.emplace_back([&, place] {
-      const std::string said = message([&] { Control::join(place)->barrier("meet", {0, 1, 2}, Seconds(10)); });
-      const std::lock_guard lock(mutex);
-      CHECK(said == "(no error)");
+  const auto meet = [](Control& control) { control.barrier("meet", {0, 1, 2}, Seconds(10)); };
+  std::jthread others([&] {
+    at_once(std::vector{1, 2}, [&](int rank) {
+      Rendezvous place = job.place(rank);
+      place.port = proxy.port();
+      CHECK_ERROR_IS(meet(*Control::join(place)), "(no error)");
     });
-  }
+  });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   proxy.cut();  // also resets ranks that already wait for rank 0
-  const auto said = job.run({0}, [](Control& control) { control.barrier("meet", {0, 1, 2}, Seconds(10)); });
-  CHECK(said.at(0) == "");
-  for (std::thread& thread : threads) thread.join();
+  check_calm(job.run({0}, meet));
+  others.join();
   CHECK(proxy.connections() >= 7);
 }
 
@@ -366,7 +348,6 @@ TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error n
       {[](Rendezvous& p) { p.token = ""; }, "wrong token", false},
       {[](Rendezvous& p) { p.world_size = 3; }, ") has world size 2, rank 1 (pid ", true},
       {[](Rendezvous& p) { p.world_size = 3; }, ") has world size 3: start all ranks with the same WORLD_SIZE", true},
-      {[](Rendezvous& p) { p.rank = 0; }, "rank 0 is taken by rank 0 (pid ", false},
       {[](Rendezvous& p) { p.identity = "build=2\nmodel=gpt\nlr=0.2\n"; },
        "ranks must run the same program with the same configuration; first difference: 'lr=0.1' at rank 0, 'lr=0.2' at "
        "rank 1 (pid ",
@@ -379,22 +360,6 @@ TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error n
     job.base.identity = "build=2\nmodel=gpt\nlr=0.1\n";
     Rendezvous wrong = job.place(1), right = job.place(1);
     row.change(wrong);
-    if (wrong.rank == 0) {  // joins as a separate process: it must not start a store
-      wrong.listener = -1;
-      std::map<int, std::string> said = job.run({0, 1}, [&](Control& control) {
-        if (control.place().rank == 1) {
-          Rendezvous again = control.place();  // a second rank 1
-          again.listener = -1;
-          const std::string twice = join_says(again);
-          INFO(twice);
-          CHECK(contains(twice, "rank 1 is taken by rank 1 (pid "));
-          CHECK(contains(twice, " joined second: every process needs its own RANK"));
-        }
-        control.barrier("meet", {0, 1}, Seconds(10));
-      });
-      check_calm(said);
-      continue;
-    }
     std::string refused, joined;
     std::thread other([&] {
       refused = join_says(wrong);
@@ -408,6 +373,18 @@ TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error n
     if (row.job_fails) CHECK(contains(said.at(0), row.expected));
     else CHECK((said.at(0) == "" && joined == "(no error)"));
   }
+  TestJob job(2, 1, 20);
+  check_calm(job.run({0, 1}, [&](Control& control) {
+    if (control.place().rank == 1) {
+      Rendezvous again = control.place();  // a second rank 1
+      again.listener = -1;
+      const std::string twice = join_says(again);
+      INFO(twice);
+      CHECK(contains(twice, "rank 1 is taken by rank 1 (pid "));
+      CHECK(contains(twice, " joined second: every process needs its own RANK"));
+    }
+    control.barrier("meet", {0, 1}, Seconds(10));
+  }));
 }
 
 TEST_CASE("rendezvous 29: another version of the protocol is refused, by the store and by a rank") {
@@ -421,26 +398,17 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
   TempDir folder;
   const std::string path = folder / "rendezvous";
   const auto run = [&](int world) {
-    std::vector<std::thread> threads;
-    std::vector<std::string> said;
-    said.resize(size_t(world));
-    for (int rank = 0; rank < world; ++rank) {
-      threads.emplace_back([&, rank] {
-        said[size_t(rank)] = message([&] {
-          Rendezvous place = Rendezvous::from_url(str("file://", path, "?rank=", rank, "&world_size=", world));
-          place.timeout = Seconds(20);
-          // The others see the old file first.
-          if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));
-          const auto control = Control::join(place);
-          CHECK(control->place().token.size() == 64);
-          std::vector<int> all;
-          for (int r = 0; r < world; ++r) all.push_back(r);
-          control->barrier("meet", all, Seconds(10));
-        });
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const std::string& text : said) CHECK(text == "(no error)");
+    std::vector<int> all(static_cast<size_t>(world));
+    std::iota(all.begin(), all.end(), 0);
+    at_once(all, [&](int rank) {
+      Rendezvous place = Rendezvous::from_url(str("file://", path, "?rank=", rank, "&world_size=", world));
+      place.timeout = Seconds(20);
+      // The others see the old file first.
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+      const auto control = Control::join(place);
+      CHECK(control->place().token.size() == 64);
+      control->barrier("meet", all, Seconds(10));
+    });
     CHECK(!std::filesystem::exists(path));  // the file is removed
   };
   const auto leave_behind = [&](int port, const std::string& token) {
@@ -489,25 +457,16 @@ TEST_CASE("rendezvous: IPv6, other addresses with a token, interfaces and subnet
       MESSAGE(address, " is not available");
       continue;
     }
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        const std::string said = message([&] {
-          const auto control = Control::join({.rank = rank,
-                                              .world_size = 2,
-                                              .address = address == "0.0.0.0" && rank > 0 ? "127.0.0.1" : address,
-                                              .port = port,
-                                              .listener = rank == 0 ? fd : -1,
-                                              .token = "needed for 0.0.0.0"});
-          CHECK(control->own_address() == (address == "::1"         ? "::1"
-                                           : address == "localhost" ? control->own_address()
-                                                                    : "127.0.0.1"));
-          control->barrier("meet", {0, 1}, Seconds(10));
-        });
-        CHECK(said == "(no error)");
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    at_once(std::vector{0, 1}, [&](int rank) {
+      const auto control = Control::join({.rank = rank,
+                                          .world_size = 2,
+                                          .address = address == "0.0.0.0" && rank > 0 ? "127.0.0.1" : address,
+                                          .port = port,
+                                          .listener = rank == 0 ? fd : -1,
+                                          .token = "needed for 0.0.0.0"});
+      if (address != "localhost") CHECK(control->own_address() == (address == "::1" ? "::1" : "127.0.0.1"));
+      control->barrier("meet", {0, 1}, Seconds(10));
+    });
   }
   CHECK(address_on("lo") == "127.0.0.1");
   CHECK(address_on("127.0.0.0/8") == "127.0.0.1");

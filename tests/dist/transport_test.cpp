@@ -3,9 +3,6 @@
 #include "dist/transport.h"
 
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +16,7 @@
 #include "dist/transports/tcp.h"
 #include "tests/dist/job.h"
 #include "tests/dist/ranks.h"
+#include "tests/dist/stranger.h"
 #include "tests/environment.h"
 #include "tests/messages.h"
 
@@ -29,8 +27,20 @@ namespace {
 
 std::byte pattern(uint64_t i) { return std::byte((i * 2654435761u >> 13) & 255); }
 
-/// Sends and receives `total` bytes at the same time, in pieces of odd sizes; returns the number of wrong bytes.
-int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed) {
+/// Fills `out` with the bytes from place `from` on.
+void fill_pattern(std::span<std::byte> out, uint64_t from) {
+  for (size_t i = 0; i < out.size(); ++i) out[i] = pattern(from + i);
+}
+/// How many of the bytes from place `from` on are wrong.
+int64_t wrong_bytes(std::span<const std::byte> here, uint64_t from) {
+  int64_t wrong = 0;
+  for (size_t i = 0; i < here.size(); ++i) wrong += here[i] != pattern(from + i);
+  return wrong;
+}
+
+/// Sends `total` bytes to a peer and receives as many at the same time, in pieces of odd sizes.
+void check_swap(Transport& transport, int peer, size_t total, uint32_t seed) {
+  Channel& channel = transport.channel(peer);
   std::mt19937 random(seed);
   std::vector<std::byte> out(200000), in(200000);
   size_t sent = 0, received = 0;
@@ -39,7 +49,7 @@ int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed
     size_t moved = 0;
     if (sent < total) {
       const size_t n = std::min<size_t>(total - sent, 1 + random() % (random() % 3 ? 300 : out.size()));
-      for (size_t i = 0; i < n; ++i) out[i] = pattern(sent + i);
+      fill_pattern({out.data(), n}, sent);
       moved = channel.send(out.data(), n, random() % 4 == 0 && sent + n < total);
       sent += moved;
     }
@@ -49,11 +59,11 @@ int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed
       if (random() % 2) {
         const auto here = channel.arrived();
         got = std::min(n, here.size());
-        for (size_t i = 0; i < got; ++i) wrong += here[i] != pattern(received + i);
+        wrong += wrong_bytes(here.first(got), received);
         if (got > 0) channel.consume(got);
       } else {
         got = channel.receive(in.data(), n);
-        for (size_t i = 0; i < got; ++i) wrong += in[i] != pattern(received + i);
+        wrong += wrong_bytes({in.data(), got}, received);
       }
       received += got;
       moved += got;
@@ -61,7 +71,17 @@ int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed
     if (moved > 0) quiet = 0;
     else transport.idle(quiet++);
   }
-  return wrong;
+  LOCKSTEP_CHECK(wrong == 0, wrong, " bytes of ", total, " differ");
+}
+
+/// Calls move(done) until it has moved `bytes` bytes; it returns how many it moves.
+void move_all(Transport& link, size_t bytes, const std::function<size_t(size_t done)>& move) {
+  size_t done = 0;
+  for (int round = 0; done < bytes; ++round) {
+    const size_t moved = move(done);
+    done += moved;
+    if (moved == 0) link.idle(round);
+  }
 }
 
 }  // namespace
@@ -77,15 +97,13 @@ TEST_CASE("transport: a fifo keeps bytes in one piece across its end, and never 
   std::mt19937 random(1);
   for (int round = 0; round < 2000; ++round) {
     const size_t n = random() % data.size();
-    for (size_t i = 0; i < n; ++i) data[i] = pattern(sent + i);
+    fill_pattern({data.data(), n}, sent);
     const size_t taken = writer.write(data.data(), n);
     CHECK(taken == std::min<size_t>(n, capacity - (sent - received)));
     sent += taken;
     const auto here = reader.readable();
     REQUIRE(here.size() == sent - received);
-    int wrong = 0;
-    for (size_t i = 0; i < here.size(); ++i) wrong += here[i] != pattern(received + i);
-    CHECK(wrong == 0);
+    CHECK(wrong_bytes(here, received) == 0);
     const size_t eaten = here.empty() ? 0 : random() % (here.size() + 1);
     reader.consume(eaten);
     received += eaten;
@@ -108,23 +126,18 @@ TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways 
                          Row{"tcp", "1", "tcp"}, Row{"tcp", "3", "tcp"}}) {
     INFO("transport ", row.transport, ", streams ", row.streams);
     const testing::EnvironmentVariable streams("LOCKSTEP_TCP_STREAMS", row.streams);
-    Seats seats(3, row.transport);
-    const auto errors = seats.run([&](int rank, Control&, Transport& transport) {
+    Seats(3, row.transport).check([&](int rank, Control&, Transport& transport) {
       // in ascending order: then the smallest unfinished pair can always continue
       for (int peer = 0; peer < 3; ++peer) {
         if (peer == rank) continue;
         Channel& channel = transport.channel(peer);
         LOCKSTEP_CHECK(&channel == &transport.channel(peer) && std::string(channel.kind()) == row.kind, "kind ",
                        channel.kind());
-        for (const size_t total : {size_t(0), size_t(1), size_t(65536), size_t(2000003)}) {
-          const int64_t wrong = swap(channel, transport, total, uint32_t(rank));
-          LOCKSTEP_CHECK(wrong == 0, wrong, " bytes of ", total, " differ");
-        }
+        for (const size_t total : {0, 1, 65536, 2000003}) check_swap(transport, peer, total, uint32_t(rank));
       }
       LOCKSTEP_CHECK(contains(message([&] { transport.channel(rank); }), "expected `peer` to be another rank"),
                      "channel to oneself");
     });
-    for (const auto& e : errors) CHECK(e == "");
   }
   CHECK(open_files() == before);
 }
@@ -132,40 +145,34 @@ TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways 
 TEST_CASE("transport: bytes that were sent are read after the sender has gone, then its end is said") {
   for (const char* transport : {"threads", "shm", "tcp"}) {
     CAPTURE(transport);
-    Seats seats(2, transport);
     std::atomic<bool> gone{false};
-    const auto errors = seats.run(
-        [&](int rank, Control&, Transport& link) {
-          char text[6] = {};
-          if (rank == 0) {
-            Channel& channel = link.channel(1);
-            for (size_t done = 0; done < 5;)
-              done += channel.send(reinterpret_cast<const std::byte*>("hello") + done, 5 - done);
-            if (std::string(transport) == "tcp")
-              // Until the connection is established.
-              for (int i = 0; channel.receive(reinterpret_cast<std::byte*>(text), 1) == 0; ++i) link.idle(i);
-            throw Error("done");
-          }
-          if (std::string(transport) == "tcp")
-            for (int i = 0; link.channel(0).send(reinterpret_cast<const std::byte*>("x"), 1) == 0; ++i) link.idle(i);
-          while (!gone) std::this_thread::yield();
-          Channel& channel = link.channel(0);
-          size_t n = 0;
-          for (int i = 0; n < 5; ++i) {
-            const size_t got = channel.receive(reinterpret_cast<std::byte*>(text) + n, 5 - n);
-            n += got;
-            if (got == 0) link.idle(i);
-          }
-          LOCKSTEP_CHECK(std::string(text) == "hello", "got ", text);
-          for (int i = 0;; ++i) {
-            channel.receive(reinterpret_cast<std::byte*>(text), 1);
-            link.idle(i);
-          }  // the loop ends when receive() throws
-        },
-        "world",
-        [&](int rank) {
-          if (rank == 0) gone = true;
+    const bool connects = std::string(transport) == "tcp";  // then rank 0 waits for a byte of rank 1
+    const auto body = [&](int rank, Control&, Transport& link) {
+      char text[6] = {};
+      const auto send = [&](const char* what) {
+        move_all(link, std::strlen(what), [&](size_t done) {
+          return link.channel(1 - rank).send(reinterpret_cast<const std::byte*>(what) + done, std::strlen(what) - done);
         });
+      };
+      const auto receive = [&](size_t bytes) {
+        move_all(link, bytes, [&](size_t done) {
+          return link.channel(1 - rank).receive(reinterpret_cast<std::byte*>(text) + done, bytes - done);
+        });
+      };
+      if (rank == 0) {
+        send("hello");
+        if (connects) receive(1);
+        throw Error("done");
+      }
+      if (connects) send("x");
+      while (!gone) std::this_thread::yield();
+      receive(5);
+      LOCKSTEP_CHECK(std::string(text) == "hello", "got ", text);
+      receive(1);  // throws
+    };
+    const auto errors = Seats(2, transport).run(body, [&](int rank) {
+      if (rank == 0) gone = true;
+    });
     CHECK(errors[0] == "done");
     CHECK_MESSAGE(contains(errors[1], "rank 0 closed its"), errors[1]);
   }
@@ -182,7 +189,7 @@ TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") 
       const auto own = Inbox::create(2, 1 << 16);
       const auto channel = make_memory_channel(own, 1, 0, 0, address, true);
       std::vector<std::byte> data(100000);
-      for (size_t i = 0; i < data.size(); ++i) data[i] = pattern(i);
+      fill_pattern(data, 0);
       for (size_t done = 0; done < data.size();) done += channel->send(data.data() + done, data.size() - done);
       kill(getpid(), SIGKILL);
     } catch (...) { _exit(3); }
@@ -194,7 +201,7 @@ TEST_CASE("transport: shared memory between processes; kill -9 leaves nothing") 
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (received < 100000 && std::chrono::steady_clock::now() < until) {
     const auto here = channel->arrived();
-    for (size_t i = 0; i < here.size(); ++i) wrong += here[i] != pattern(received + i);
+    wrong += wrong_bytes(here, received);
     received += here.size();
     channel->consume(here.size());
   }
@@ -229,65 +236,34 @@ TEST_CASE("transport: unreachable addresses are rejected with a remedy") {
 }
 
 TEST_CASE("transport: unauthenticated connections get nowhere, and do not disturb the others") {
-  Seats seats(2, "tcp");
-  const auto errors = seats.run([&](int rank, Control& control, Transport& transport) {
-    if (rank == 1) {
-      const auto listener = Listener::of(control);  // this rank's listener
-      const SocketAddress address = resolve(listener->host(), listener->port()).front();
-      const auto visit = [&](const std::function<void(int, const Nonce&)>& talk) {
-        int problem = 0;
-        Fd fd = connect_to(address, Clock::now() + std::chrono::seconds(10), problem);
-        LOCKSTEP_CHECK(fd, "cannot connect: ", std::strerror(problem));
-        const auto read = [&](std::byte* to, size_t bytes) {  // false if the listener closed the connection
-          for (size_t n = 0; n < bytes;) {
-            pollfd entry{fd.get(), POLLIN, 0};
-            LOCKSTEP_CHECK(poll(&entry, 1, 30000) == 1, "the door says nothing");
-            const ssize_t got = ::recv(fd.get(), to + n, bytes - n, 0);
-            if (got <= 0) return false;
-            n += size_t(got);
-          }
-          return true;
-        };
-        std::byte hello[handshake::hello_bytes];
-        LOCKSTEP_CHECK(read(hello, sizeof hello), "no hello");
-        Nonce challenge;
-        std::memcpy(challenge.data(), hello + 8, sizeof challenge);
-        talk(fd.get(), challenge);
-        LOCKSTEP_CHECK(!read(hello, 1), "the door let a stranger in");
-      };
-      const auto say = [](int fd, const std::string& text) {
-        LOCKSTEP_CHECK(::send(fd, text.data(), text.size(), MSG_NOSIGNAL) == ssize_t(text.size()), "send");
-      };
-      const std::string purpose =
-          handshake::Purpose{.job = "lockstep", .what = "world 0-1", .stripe = 0, .stripes = 1}.text();
-      handshake::Answer replay;
-      visit([&](int fd, const Nonce&) { say(fd, "GET / HTTP/1.1\r\nHost: here\r\n\r\n" + std::string(3000, 'x')); });
-      visit([&](int fd, const Nonce& challenge) {
-        replay = {.number = random_nonce(),
-                  .proof = prove("another token", "rank", challenge, Nonce{}, purpose),
-                  .purpose = purpose};
-        say(fd, replay.text());
-      });
-      visit([&](int fd, const Nonce&) { say(fd, replay.text()); });
-      visit([&](int fd, const Nonce& challenge) {  // knows the token, but belongs to another job
-        handshake::Answer answer{
-            .number = random_nonce(),
-            .proof = {},
-            .purpose = handshake::Purpose{.job = "other", .what = "world 0-1", .stripe = 0, .stripes = 1}.text()};
-        answer.proof = prove(control.place().token, "rank", challenge, answer.number, answer.purpose);
-        say(fd, answer.text());
-      });
-      std::vector<Fd> half_open;
-      int problem = 0;
-      for (int i = 0; i < 100; ++i)
-        half_open.push_back(connect_to(address, Clock::now() + std::chrono::seconds(10), problem));
-      const int64_t wrong = swap(transport.channel(0), transport, 100000, 1);
-      LOCKSTEP_CHECK(wrong == 0, wrong, " bytes differ");
-      visit([&](int fd, const Nonce&) { say(fd, "slow"); });  // closed at its deadline
-      return;
-    }
-    const int64_t wrong = swap(transport.channel(1), transport, 100000, 2);
-    LOCKSTEP_CHECK(wrong == 0, wrong, " bytes differ");
+  Seats(2, "tcp").check([&](int rank, Control& control, Transport& transport) {
+    if (rank == 0) return check_swap(transport, 1, 100000, 2);
+    const auto listener = Listener::of(control);  // this rank's listener
+    // Answers the challenge of the listener, which then says nothing and closes the connection.
+    const auto visit = [&](const std::function<std::string(const Nonce& challenge)>& answer) {
+      Stranger guest(listener->port(), listener->host());
+      for (const double end = now_seconds() + 20; guest.got.size() < handshake::hello_bytes;)
+        LOCKSTEP_CHECK(guest.receive() && now_seconds() < end, "no hello");
+      Nonce challenge;
+      std::memcpy(challenge.data(), guest.got.data() + 8, sizeof challenge);
+      guest.got.clear();
+      guest.say(answer(challenge));
+      LOCKSTEP_CHECK(guest.is_closed() && guest.got.empty(), "the door let a stranger in, or says nothing");
+    };
+    // An answer that is wrong only in its token or its job.
+    const auto answer = [&](const std::string& token, const std::string& job, const Nonce& challenge) {
+      const auto purpose = handshake::Purpose{.job = job, .what = "world 0-1", .stripe = 0, .stripes = 1}.text();
+      const Nonce number = random_nonce();
+      return handshake::Answer{number, prove(token, "rank", challenge, number, purpose), purpose}.text();
+    };
+    std::string replay;
+    visit([](const Nonce&) { return "GET / HTTP/1.1\r\nHost: here\r\n\r\n" + std::string(3000, 'x'); });
+    visit([&](const Nonce& challenge) { return replay = answer("another token", "lockstep", challenge); });
+    visit([&](const Nonce&) { return replay; });
+    visit([&](const Nonce& challenge) { return answer(control.place().token, "other", challenge); });
+    std::vector<Stranger> half_open;
+    for (int i = 0; i < 100; ++i) half_open.emplace_back(listener->port(), listener->host());
+    check_swap(transport, 0, 100000, 1);
+    visit([](const Nonce&) { return "slow"; });  // closed at its deadline
   });
-  for (const auto& e : errors) CHECK(e == "");
 }

@@ -3,9 +3,7 @@
 #include "dist/wire.h"
 
 #include <doctest/doctest.h>
-#include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <cmath>
 #include <fstream>
@@ -15,6 +13,7 @@
 #include "dist/auth.h"
 #include "dist/net.h"
 #include "tests/dist/job.h"
+#include "tests/dist/stranger.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -22,53 +21,17 @@ using namespace lockstep::dist;
 
 namespace {
 
-// A connection of a stranger.
-struct Stranger {
-  Fd fd;
-  std::string got;
-  explicit Stranger(int port) {
-    int problem = 0;
-    fd = connect_to(resolve("127.0.0.1", port).front(), Clock::now() + std::chrono::seconds(10), problem);
-    REQUIRE(fd);
+/// The next frame of the other side.
+Frame next_frame(Stranger& stranger) {
+  FrameReader reader(body_limit);
+  for (const double end = now_seconds() + 20; now_seconds() < end;) {
+    reader.push(stranger.got.data(), stranger.got.size());
+    stranger.got.clear();
+    if (const auto frame = reader.next()) return *frame;
+    if (!stranger.receive()) break;
   }
-  void say(const std::string& bytes) {
-    for (size_t sent = 0; sent < bytes.size();) {
-      const ssize_t n = ::send(fd.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-      if (n < 0 && errno != EAGAIN) return;
-      if (n > 0) sent += size_t(n);
-    }
-  }
-  /// Reads until the other side closes; returns how many seconds that took, -1 after 20 s.
-  double until_closed() {
-    const double start = now_seconds();
-    while (now_seconds() - start < 20) {
-      pollfd entry{fd.get(), POLLIN, 0};
-      ::poll(&entry, 1, 100);
-      char buffer[4096];
-      const ssize_t n = ::recv(fd.get(), buffer, sizeof buffer, 0);
-      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return now_seconds() - start;
-      if (n > 0) got.append(buffer, size_t(n));
-    }
-    return -1;
-  }
-  Frame read() {
-    FrameReader reader(body_limit);
-    reader.push(got.data(), got.size());
-    for (const double start = now_seconds(); now_seconds() - start < 20;) {
-      if (auto frame = reader.next()) {
-        got.clear();
-        return *frame;
-      }
-      pollfd entry{fd.get(), POLLIN, 0};
-      ::poll(&entry, 1, 100);
-      char buffer[4096];
-      const ssize_t n = ::recv(fd.get(), buffer, sizeof buffer, 0);
-      if (n == 0) break;
-      if (n > 0) reader.push(buffer, size_t(n));
-    }
-    throw Error("no frame");
-  }
-};
+  throw Error("no frame");
+}
 
 long resident_kib() {
   std::ifstream file("/proc/self/status");
@@ -84,7 +47,9 @@ std::string hello(const Nonce& challenge, const std::string& token, uint32_t pro
                 Writer().u32(protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body);
 }
 
-Nonce challenge_of(const Frame& frame) {
+/// Reads the challenge that greets every connection.
+Nonce challenge_of(Stranger& stranger) {
+  const Frame frame = next_frame(stranger);
   BodyReader in(frame.body);
   in.u32();
   return in.bytes<32>();
@@ -256,61 +221,47 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
       }
     });
-    {
-      Stranger http(port);
-      http.say("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
-      CHECK(http.until_closed() >= 0);
-      CHECK(http.got.size() < 100);
-    }
+    // Says something and is shut out; returns what it was told.
+    const auto shut_out = [](Stranger&& stranger, const std::string& bytes) {
+      stranger.say(bytes);
+      CHECK(stranger.is_closed());
+      return stranger.got;
+    };
+    CHECK(shut_out(Stranger(port), "GET / HTTP/1.1\r\nHost: x\r\n\r\n").size() < 100);
+    shut_out(Stranger(port), encode(FrameKind::hello, 0, std::string(5000, 'x')));  // only 4 KiB are read of a stranger
     std::mt19937_64 random(1);
     for (int i = 0; i < 50; ++i) {
-      Stranger noise(port);
-      std::string bytes(1 + random() % 8000, '\0');
-      for (char& c : bytes) c = char(random());
-      noise.say(bytes);
-      CHECK(noise.until_closed() >= 0);
+      std::string noise(1 + random() % 8000, '\0');
+      for (char& c : noise) c = char(random());
+      shut_out(Stranger(port), noise);
     }
     // Well-formed, but with the wrong token.
     for (const std::string token : {"", "a secres", "A secret"}) {
       Stranger thief(port);
-      thief.say(hello(challenge_of(thief.read()), token));
-      const Frame answer = thief.read();
+      thief.say(hello(challenge_of(thief), token));
+      const Frame answer = next_frame(thief);
       CHECK(answer.kind == FrameKind::refused);
       CHECK(contains(answer.body, "wrong token"));
-      thief.say(encode(FrameKind::get, 1, Writer().text("secret").seconds(1).body));
-      CHECK(thief.until_closed() >= 0);
-      CHECK(!contains(thief.got, "value"));
+      const std::string get = encode(FrameKind::get, 1, Writer().text("secret").seconds(1).body);
+      CHECK(!contains(shut_out(std::move(thief), get), "value"));
     }
-    {  // a request before authentication
-      Stranger thief(port);
-      thief.read();
-      thief.say(encode(FrameKind::try_get, 1, Writer().text("secret").body));
-      CHECK(thief.until_closed() >= 0);
-      CHECK(thief.got.empty());
-    }
-    {  // another protocol version
-      Stranger old(port);
-      old.say(hello(challenge_of(old.read()), "a secret", 9));
-      CHECK(contains(old.read().body, "the store speaks protocol 1, you speak 9"));
-    }
-    {  // a proof recorded on another connection is worthless
-      Stranger first(port);
-      const std::string overheard = hello(challenge_of(first.read()), "a secret");
-      first.say(overheard);
-      CHECK(first.read().kind == FrameKind::welcome);
-      Stranger second(port);
-      second.read();
-      second.say(overheard);
-      CHECK(second.read().kind == FrameKind::refused);
-    }
-    {  // more than 4 KiB before authentication
-      Stranger large(port);
-      large.say(encode(FrameKind::hello, 0, std::string(5000, 'x')));
-      CHECK(large.until_closed() >= 0);
-    }
-    CHECK(drip.until_closed() >= 0);
+    Stranger hasty(port);
+    challenge_of(hasty);  // makes a request before authentication
+    CHECK(shut_out(std::move(hasty), encode(FrameKind::try_get, 1, Writer().text("secret").body)).empty());
+    Stranger old(port);
+    old.say(hello(challenge_of(old), "a secret", 9));  // another protocol version
+    CHECK(contains(next_frame(old).body, "the store speaks protocol 1, you speak 9"));
+    Stranger first(port);
+    const std::string overheard = hello(challenge_of(first), "a secret");
+    first.say(overheard);
+    CHECK(next_frame(first).kind == FrameKind::welcome);
+    Stranger second(port);
+    challenge_of(second);
+    second.say(overheard);  // a proof recorded on another connection is worthless
+    CHECK(next_frame(second).kind == FrameKind::refused);
+    CHECK(drip.is_closed());
     CHECK(now_seconds() - start < 5 + 5 * slack());
-    CHECK(slow.until_closed() >= 0);
+    CHECK(slow.is_closed());
     CHECK(!control.failed());
     CHECK(*control.try_get("secret") == "value");
     control.barrier("end", {0, 1}, Seconds(60));

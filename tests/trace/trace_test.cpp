@@ -1,8 +1,6 @@
 // Traces: the records that are written, with many threads and ranks, on a full disk, and when the process is killed.
 #include <doctest/doctest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <thread>
@@ -71,50 +69,36 @@ TEST_CASE("trace: scopes, counters, notes") {
   const auto all = read_trace(folder / "t.json");
   CHECK(with(all, "name", "before").empty());
   CHECK(with(all, "name", "begun before the trace").empty());
-  const auto outer = with(all, "name", "outer 3"), inner = with(all, "name", "inner"),
-             step = with(all, "name", "step 7"), add = with(all, "name", "add");
-  REQUIRE(outer.size() == 1);
-  REQUIRE(inner.size() == 1);
-  REQUIRE(step.size() == 1);
-  REQUIRE(add.size() == 1);
-  CHECK(outer[0]["cat"] == "forward");
-  CHECK(outer[0]["args"] == Record{{"a", 1},
-                                   {"b", -2.5},
-                                   {"c", "text"},
-                                   {"d", nullptr},
-                                   {"late", int64_t(1) << 60},
-                                   {"six", 1}});  // the sixth argument; any more are dropped
-  CHECK(outer[0]["dur"].get<double>() >= 2000);   // microseconds
-  CHECK(add[0]["cat"] == "operation");
-  CHECK(inner[0]["ts"].get<double>() <= add[0]["ts"].get<double>());
-  CHECK(inner[0]["ts"].get<double>() + inner[0]["dur"].get<double>() <=
-        outer[0]["ts"].get<double>() + outer[0]["dur"].get<double>());
-  CHECK(step[0]["args"]["step"] == 7);
+  const auto the_only = [&](const std::string& name) {
+    const auto found = with(all, "name", name);
+    REQUIRE(found.size() == 1);
+    return found[0];
+  };
+  const Record outer = the_only("outer 3"), inner = the_only("inner"), add = the_only("add");
+  const double begun = inner["ts"], ended = begun + inner["dur"].get<double>();
+  CHECK(outer["cat"] == "forward");
+  // Only six arguments are kept. Times are in microseconds.
+  CHECK(outer["args"] ==
+        Record{{"a", 1}, {"b", -2.5}, {"c", "text"}, {"d", nullptr}, {"late", int64_t(1) << 60}, {"six", 1}});
+  CHECK(outer["dur"].get<double>() >= 2000);
+  CHECK(add["cat"] == "operation");
+  CHECK(begun <= add["ts"].get<double>());
+  CHECK(ended <= outer["ts"].get<double>() + outer["dur"].get<double>());
+  CHECK(the_only("step 7")["args"]["step"] == 7);
   CHECK(with(all, "name", "loss")[0]["args"]["loss"] == 0.5);
   CHECK(with(all, "name", "settings")[0]["args"]["lr"] == 0.1);
   CHECK(with(all, "name", "memory")[0]["args"].contains("activation"));
-  CHECK(with(all, "name", "now").size() == 1);
-  CHECK(with(all, "name", "trace ends").size() == 1);
+  the_only("now"), the_only("trace ends");
 }
 
 TEST_CASE("trace: a killed process leaves a trace that viewers can read") {
   const TempDir folder;
-  int ready[2];
-  REQUIRE(pipe(ready) == 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    trace::start(folder.path, {.rank = 2, .ranks = 4});
-    for (int i = 0; i < 3; ++i) const trace::Step step(i);
-    { const trace::Scope lost("held back"); }
-    if (write(ready[1], "x", 1) != 1) _exit(1);
-    pause();
-  }
-  char byte;
-  REQUIRE(read(ready[0], &byte, 1) == 1);
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  close(ready[0]);
-  close(ready[1]);
+  CHECK(testing::in_fork([&] {
+          trace::start(folder.path, {.rank = 2, .ranks = 4});
+          for (int i = 0; i < 3; ++i) const trace::Step step(i);
+          { const trace::Scope lost("held back"); }
+          raise(SIGKILL);
+        }) == 128 + SIGKILL);
   const auto all = read_trace(folder / "rank-2.json", false);
   // The record of step 2 may still be buffered.
   for (const char* name : {"step 0", "step 1"}) CHECK(with(all, "name", name).size() == 1);
