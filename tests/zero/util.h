@@ -24,6 +24,27 @@ inline Tensors gathered_parameters(Zero& zero, nn::Module& net) {
   const auto gathered = zero.gathered();
   return copy_parameters(net);
 }
+/// Bytes of memory categories that this process has.
+struct Held {
+  int64_t parameters, gradients, optimizer, offload, peak;  ///< peak: the most bytes of parameters
+  /// What there is more than in `before`.
+  Held operator-(const Held& before) const {
+    return {parameters - before.parameters, gradients - before.gradients, optimizer - before.optimizer,
+            offload - before.offload, peak - before.parameters};
+  }
+};
+inline Held held() {
+  const MemoryReport report = memory_report();
+  const auto now = [&](Memory category) { return report.category[size_t(category)].current; };
+  return {now(Memory::parameter), now(Memory::gradient), now(Memory::optimizer), now(Memory::offload),
+          report.category[size_t(Memory::parameter)].peak};
+}
+/// A model without values, which ZeRO fills.
+template <class Model> Model built_empty() {
+  manual_seed(7);
+  const nn::BuildEmpty scope;
+  return Model();
+}
 /// Throws unless `got` bytes are as expected.
 inline void expect(const char* what, int64_t got, double wanted) {
   LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted);
