@@ -80,12 +80,21 @@ struct Reader : nn::Layer<Reader> {
   void fields(nn::Fields& f) override { f("layer", layer)("other", other); }
 };
 
-template <class Model> std::string train_once(Model& model, Zero& zero, optim::Optimizer&) {
-  return message([&] {
-    sum(square(model(ones({2, 6})))).backward();
-    zero.step();
-  });
-}
+/// A model under stage 3 with SGD.
+template <class Model> struct OnStage3 {
+  Model model;
+  optim::SGD optimizer;
+  Zero zero;
+  explicit OnStage3(const ZeroOptions& o = {})
+      : optimizer(model.parameters(), {.lr = 0.1}), zero(model, optimizer, stage3(o)) {}
+  /// Trains a step; returns the error.
+  std::string train() {
+    return message([&] {
+      sum(square(model(ones({2, 6})))).backward();
+      zero.step();
+    });
+  }
+};
 
 }  // namespace
 
@@ -138,9 +147,10 @@ TEST_CASE(
       for (Row row : rows) {
         row.variant.frozen = frozen;
         ZeroOptions o = stage3({.max_reuse_distance = row.reuse, .module_size = row.module_size});
-        if (row.buffers > 0)
-          o.offload_param = {
-              .device = zero::Offload::nvme, .nvme_path = folder, .buffer_count = row.buffers, .max_in_cpu = 0};
+        if (row.buffers > 0) {
+          o.offload_param = all_in_files().offload_param;
+          o.offload_param.buffer_count = row.buffers;
+        }
         CHECK(differing(one, train_gpt(row.variant, ranks, o)) == "");
       }
     }
@@ -152,12 +162,10 @@ TEST_CASE("zero 3: ranks that run modules in another order are told, with both m
   const std::string error = message([&] {
     dist::spawn(2,
                 [&](int rank) {
-                  Pair model;
-                  model.swapped = rank == 1;
-                  optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-                  Zero zero(model, optimizer, stage3());
+                  OnStage3<Pair> on;
+                  on.model.swapped = rank == 1;
                   try {
-                    model(ones({2, 6}));
+                    on.model(ones({2, 6}));
                   } catch (const Error& e) {
                     said[size_t(rank)] = e.what();
                     throw;
@@ -173,19 +181,17 @@ TEST_CASE("zero 3: ranks that run modules in another order are told, with both m
 TEST_CASE("zero 3: a parameter that is read outside its module is named; register_external() cures it") {
   on_ranks(2, [](int) {
     manual_seed(1);
-    Reader model;
-    optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-    Zero zero(model, optimizer, stage3());
-    const std::string error = train_once(model, zero, optimizer);
+    OnStage3<Reader> on;
+    const std::string error = on.train();
     LOCKSTEP_CHECK(contains(error, "module other, other.weight") && contains(error, "released"), error);
-    zero.zero_grad();
-    zero.register_external(model, model.other.weight);
-    zero.register_external(model, model.other.bias);
-    const std::string now = train_once(model, zero, optimizer);
+    on.zero.zero_grad();
+    on.zero.register_external(on.model, on.model.other.weight);
+    on.zero.register_external(on.model, on.model.other.bias);
+    const std::string now = on.train();
     LOCKSTEP_CHECK(now == "(no error)", now);
     nn::Linear stranger = linear(2, 2);
-    CHECK_ERROR(zero.register_external(stranger, model.other.weight), "that is not");
-    CHECK_ERROR(zero.register_external(model, stranger.weight), "not one of the module's 4");
+    CHECK_ERROR(on.zero.register_external(stranger, on.model.other.weight), "that is not");
+    CHECK_ERROR(on.zero.register_external(on.model, stranger.weight), "not one of the module's 4");
   });
 }
 
@@ -193,17 +199,15 @@ TEST_CASE("zero 3: after a forward that threw, and one whose graph was dropped, 
   const auto run = [](bool disturbed) {
     return on_ranks<Tensors>(2, [&](int) {
       manual_seed(1);
-      Pair model;
-      optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-      Zero zero(model, optimizer, stage3({.max_reuse_distance = disturbed ? 1000 : 0}));
+      OnStage3<Pair> on({.max_reuse_distance = disturbed ? 1000 : 0});
       for (int step = 0; step < 4; ++step) {
         if (disturbed) {
-          CHECK_ERROR(model(ones({2, 5})), "linear");
-          model(ones({2, 6}));
+          CHECK_ERROR(on.model(ones({2, 5})), "linear");
+          on.model(ones({2, 6}));
         }
-        train_once(model, zero, optimizer);
+        on.train();
       }
-      return gathered_parameters(zero, model);
+      return gathered_parameters(on.zero, on.model);
     })[0];
   };
   CHECK(differing(run(false), run(true)) == "");
@@ -214,9 +218,7 @@ TEST_CASE("zero 3: ranks that build a model empty must agree on how it starts") 
                           [](int rank) {
                             manual_seed(uint64_t(rank));
                             const nn::BuildEmpty scope;
-                            Pair model;
-                            optim::SGD optimizer(model.parameters(), {.lr = 0.1});
-                            Zero zero(model, optimizer, stage3());
+                            OnStage3<Pair>();
                           }),
               "starts in 1 steps, changed 0 times; from seed 0");
 }
