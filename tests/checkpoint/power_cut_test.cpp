@@ -16,7 +16,7 @@ class Recorder final : public FileCalls {
  public:
   struct Op {
     enum Kind { create, write, sync, rename, folder, remove } kind;
-    std::string path, to, data;
+    std::string path, to = {}, data = {};
     int64_t offset = 0;
   };
   std::vector<Op> ops;
@@ -27,42 +27,41 @@ class Recorder final : public FileCalls {
     const bool is_new = !fs::exists(path);
     const int fd = FileCalls::open(path, flags);
     if (fd >= 0) paths_[fd] = path;
-    if (fd >= 0 && is_new) ops.push_back({Op::create, path, "", ""});
+    if (fd >= 0 && is_new) ops.push_back({Op::create, path});
     return fd;
   }
   int64_t write(int fd, const std::byte* data, size_t bytes, int64_t offset) override {
-    const std::lock_guard lock(mutex);
-    ops.push_back({Op::write, paths_.at(fd), "", std::string(reinterpret_cast<const char*>(data), bytes), offset});
-    return FileCalls::write(fd, data, bytes, offset);
+    return note({Op::write, path_of(fd), "", std::string(reinterpret_cast<const char*>(data), bytes), offset},
+                [&] { return FileCalls::write(fd, data, bytes, offset); });
   }
   int sync(int fd) override {
-    const std::lock_guard lock(mutex);
-    ops.push_back({Op::sync, paths_.at(fd), "", ""});
-    return 0;
+    return note({Op::sync, path_of(fd)}, [] { return 0; });
   }
   int rename(const char* from, const char* to) override {
-    const std::lock_guard lock(mutex);
-    ops.push_back({Op::rename, from, to, ""});
-    return FileCalls::rename(from, to);
+    return note({Op::rename, from, to}, [&] { return FileCalls::rename(from, to); });
   }
   int make_folder(const char* path) override {
-    const std::lock_guard lock(mutex);
-    const int result = FileCalls::make_folder(path);
-    if (result == 0) ops.push_back({Op::folder, path, "", ""});
-    return result;
+    return note({Op::folder, path}, [&] { return FileCalls::make_folder(path); });
   }
   int remove(const char* path) override {
-    const std::lock_guard lock(mutex);
-    ops.push_back({Op::remove, path, "", ""});
-    return FileCalls::remove(path);
+    return note({Op::remove, path}, [&] { return FileCalls::remove(path); });
   }
   int remove_folder(const char* path) override {
-    const std::lock_guard lock(mutex);
-    ops.push_back({Op::remove, path, "", ""});
-    return FileCalls::remove_folder(path);
+    return note({Op::remove, path}, [&] { return FileCalls::remove_folder(path); });
   }
 
  private:
+  /// Carries out an operation, and records it if it succeeds.
+  template <class Fn> auto note(const Op& op, const Fn& carry_out) -> decltype(carry_out()) {
+    const std::lock_guard lock(mutex);
+    const auto result = carry_out();
+    if (result >= 0) ops.push_back(op);
+    return result;
+  }
+  std::string path_of(int fd) {
+    const std::lock_guard lock(mutex);
+    return paths_.at(fd);
+  }
   std::map<int, std::string> paths_;
 };
 
@@ -228,7 +227,7 @@ TEST_CASE("35: the test sees a save that does not flush") {
   const Run run;
   const Disk disk(run.path());
   Recorder recorder;
-  save(run.path(), "two", contents_of(Cut::flat, 1, 0, 2), nullptr, options_with(&recorder));
+  save(run.path(), "two", alone(2), nullptr, options_with(&recorder));
   // Without the flush of a file or its folder, something is broken: `latest` names a missing checkpoint, or a file is
   // incomplete. Loading reports it or falls back to an intact checkpoint.
   int broken = 0, syncs = 0;
