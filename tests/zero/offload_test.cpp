@@ -99,18 +99,13 @@ const Row nvme_everywhere{"both in files", with_parameters(tiles_on(nvme), param
 
 TEST_CASE("offload: every place, tile, engine and order of reading and writing: bit-identical to one process") {
   for (const DType dtype : {f32, bf16}) {
-    const double max_norm = dtype == f32 ? 0.05 : 0;
-    const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .max_norm = max_norm, .steps = 3});
+    const ZeroPlan plan{.dtype = dtype, .max_norm = dtype == f32 ? 0.05 : 0, .steps = 3};
+    const Tensors one = train(divided(plan, 1, {.stage = 0}));
     for (const int stage : {0, 1, 2, 3}) {
       for (const Row& row : rows_of(stage)) {
-        for (const auto& [ranks, accumulation] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
+        for (const int ranks : {1, 2, 4}) {
           INFO(dtype, ", stage ", stage, ", ", row.name, ", ", ranks, " ranks");
-          CHECK(differing(one, train({.ranks = ranks,
-                                      .accumulation = accumulation,
-                                      .options = with(stage, row),
-                                      .dtype = dtype,
-                                      .max_norm = max_norm,
-                                      .steps = 3})) == "");
+          CHECK(differing(one, train(divided(plan, ranks, with(stage, row)))) == "");
         }
       }
     }
@@ -126,17 +121,13 @@ TEST_CASE("zero: every optimizer, cut into shards or owned whole, in memory, in 
   const Row in_memory{"in memory", {}}, ratio{"ratio", tiles_on(nvme, small, 0.6)};
   for (const auto& [name, make] : makers) {
     for (const DType dtype : {f32, bf16}) {
-      const Tensors one = train({.dtype = dtype, .steps = 3, .make = make});
+      const ZeroPlan plan{.dtype = dtype, .steps = 3, .make = make};
+      const Tensors one = train(plan);
       for (const int stage : {0, 1, 2, 3}) {
         for (const Row& row : {in_memory, nvme_everywhere, any_stage[2], ratio}) {
           if (stage % 2 == 0 && std::string(row.name) != "in memory") continue;
           INFO(name, ", stage ", stage, ", ", dtype, ", ", row.name);
-          CHECK(differing(one, train({.ranks = 4,
-                                      .accumulation = 2,
-                                      .options = with(stage, row),
-                                      .dtype = dtype,
-                                      .steps = 3,
-                                      .make = make})) == "");
+          CHECK(differing(one, train(divided(plan, 4, with(stage, row)))) == "");
         }
       }
     }
@@ -156,11 +147,8 @@ TEST_CASE("zero: two optimizers, one that takes whole matrices and AdamW for the
 }
 
 TEST_CASE("offload: f64, and a momentum that begins when the file has no room for it") {
-  const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = f64, .steps = 2});
-  CHECK(
-      differing(
-          one, train({.ranks = 2, .accumulation = 4, .options = with(3, nvme_everywhere), .dtype = f64, .steps = 2})) ==
-      "");
+  const ZeroPlan plan{.dtype = f64, .steps = 2};
+  CHECK(differing(train(divided(plan, 1, {.stage = 0})), train(divided(plan, 2, with(3, nvme_everywhere)))) == "");
   CHECK_ERROR(on_ranks(1,
                        [](int) {
                          NetOnZero on(with(1, nvme_everywhere), f32, maker<optim::SGD>(optim::SGDOptions{.lr = 0.1}));

@@ -125,6 +125,14 @@ struct ZeroPlan {
   std::function<void(nn::Module& net, Zero& zero, int step)> after = {};
 };
 
+/// The plan with its micro-batches divided among `ranks`, under ZeRO.
+inline ZeroPlan divided(ZeroPlan plan, int ranks, const zero::ZeroOptions& options) {
+  plan.ranks = ranks;
+  plan.accumulation /= ranks;
+  plan.options = options;
+  return plan;
+}
+
 /// The parameters after some steps, which must be equal on all ranks, and the norm of each step.
 inline Tensors train(const ZeroPlan& plan) {
   return alike(plan.ranks, [&](int rank) {

@@ -35,43 +35,39 @@ void expect(const std::string& error, const std::string& part) {
 TEST_CASE("zero: backwards that all reduce, without no_sync, add up to the same gradients") {
   for (const int stage : {0, 1}) {
     // Without no_sync, micro-batches are summed in another order, so results are close but not equal.
-    const Tensors a = train({.ranks = 2, .accumulation = 4, .options = at(stage)}),
-                  b = train({.ranks = 2, .accumulation = 4, .options = at(stage), .no_sync = false});
-    CHECK(distance(a, b) < 1e-3);
-    CHECK(differing(b, train({.ranks = 2, .accumulation = 4, .options = at(1 - stage), .no_sync = false})) == "");
+    const ZeroPlan plan{.no_sync = false};
+    const Tensors b = train(divided(plan, 2, at(stage)));
+    CHECK(distance(train(divided({}, 2, at(stage))), b) < 1e-3);
+    CHECK(differing(b, train(divided(plan, 2, at(1 - stage)))) == "");
   }
 }
 
 TEST_CASE("zero: sums and messages in another dtype") {
+  const ZeroPlan plan{.dtype = bf16, .max_norm = 0.05};
   for (const int stage : {1, 2, 3}) {
-    ZeroOptions o = at(stage, {.communication_data_type = f32});
-    const Tensors wide =
-        train({.ranks = 1, .options = at(0, {.communication_data_type = f32}), .dtype = bf16, .max_norm = 0.05});
-    CHECK(differing(wide, train({.ranks = 4, .accumulation = 2, .options = o, .dtype = bf16, .max_norm = 0.05})) == "");
-    o.communication_data_type = bf16;
-    CHECK(distance(train({}), train({.ranks = 4, .accumulation = 2, .options = o})) < 0.1);
+    const Tensors wide = train(divided(plan, 1, at(0, {.communication_data_type = f32})));
+    CHECK(differing(wide, train(divided(plan, 4, at(stage, {.communication_data_type = f32})))) == "");
+    CHECK(distance(train({}), train(divided({}, 4, at(stage, {.communication_data_type = bf16})))) < 0.1);
   }
 }
 
 TEST_CASE("zero: unused parameters are named in an Error, or skipped as by an optimizer") {
   const auto run = [](int ranks, std::optional<ZeroOptions> options, bool everywhere) {
-    return on_ranks<Tensors>(ranks, [&](int rank) {
-      manual_seed(1);
-      Branches net;
-      net.use_left = everywhere || rank == 0;
-      optim::AdamW optimizer(net.parameters(), {.lr = 1e-2, .weight_decay = 0.5});
-      std::optional<Zero> zero;
-      if (options) zero.emplace(net, optimizer, *options);
-      for (int step = 0; step < 3; ++step) {
-        sum(square(net(ones({2, 3})))).backward();
-        if (zero) zero->step();
-        else optimizer.step();
-        if (!zero) optimizer.zero_grad();
-      }
-      std::optional<Zero::Gathered> entire;
-      if (zero) entire.emplace(*zero, net.parameters());
-      return copy_parameters(net);
-    })[0];
+    return train({.ranks = ranks,
+                  .accumulation = 1,
+                  .options = options,
+                  .steps = 3,
+                  .make = maker<optim::AdamW>(optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.5}),
+                  .model =
+                      [&] {
+                        auto net = std::make_unique<Branches>();
+                        net->use_left = everywhere || dist::world().rank() == 0;
+                        return net;
+                      },
+                  .loss =
+                      [](auto&, const Call& call, int, int64_t) {
+                        return sum(square(call(ones({2, 3}))));
+                      }});
   };
   const Tensors one = run(1, {}, true);
   for (const int stage : {0, 1, 2, 3}) {
