@@ -99,11 +99,8 @@ TEST_CASE("33: one rank of several, or all of them, killed at the k-th file oper
 TEST_CASE(
     "34: the k-th file operation fails, once or from then on: an Error, the old one intact, and the same job goes on") {
   const int64_t count = calls_of_a_save();
-  const struct {
-    Fault fault;
-    int error;
-  } rows[] = {{Fault::fail, ENOSPC}, {Fault::fail, EIO}, {Fault::fail, EROFS}, {Fault::fail_from, ENOSPC}};
-  for (const auto& [fault, error] : rows) {
+  for (const auto& [fault, error] :
+       {std::pair{Fault::fail, ENOSPC}, {Fault::fail, EIO}, {Fault::fail, EROFS}, {Fault::fail_from, ENOSPC}}) {
     int refused = 0;
     for (int64_t k = 1; k <= count; ++k) {
       CAPTURE(k);

@@ -200,11 +200,7 @@ std::vector<std::set<int>> versions_after(const std::vector<Recorder::Op>& ops, 
 }  // namespace
 
 TEST_CASE("35: a power cut behind any operation: the old or the new one, and the new one when save() had returned") {
-  const struct {
-    const char* tag;
-    int world;
-  } rows[] = {{"two", 1}, {"one", 1}, {"two", 3}};
-  for (const auto& [tag, world] : rows) {
+  for (const auto& [tag, world] : {std::pair{"two", 1}, {"one", 1}, {"two", 3}}) {
     const Run run;
     const Disk disk(run.path());
     Recorder recorder;

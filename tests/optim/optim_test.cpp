@@ -101,20 +101,17 @@ TEST_CASE("schedules refuse nonsense") {
 }
 
 TEST_CASE("WarmupCosineLR has the rates of DeepSpeed 0.19.8, from its first step on") {
-  const struct {
-    WarmupCosineLR::Options options;
-    std::vector<double> rates;
-  } rows[] = {
+  const std::pair<WarmupCosineLR::Options, std::vector<double>> rows[] = {
       {{.total_num_steps = 12, .warmup_min_ratio = 0.1, .warmup_num_steps = 4, .warmup_type = Warmup::linear},
        {0, 0.003, 0.00975, 0.0165, 0.02325, 0.0288583072, 0.0256070411, 0.0207411775}},
       {{6, 0.1, 2, 0.2, Warmup::log}, {0, 0.003, 0.03, 0.0264852814, 0.018, 0.00951471863, 0.006, 0.006, 0.006}},
       {{5, 0.1, 7, 0.1, Warmup::linear},
        {0, 0.003, 0.00685714286, 0.0107142857, 0.0145714286, 0.0184285714, 0.0222857143, 0.0261428571, 0.003, 0.003}},
   };
-  for (const auto& row : rows) {
+  for (const auto& [options, rates] : rows) {
     SGD optimizer({Variable(ones({1}), true)}, {.lr = 0.03});
-    WarmupCosineLR schedule(optimizer, row.options);
-    for (const double rate : row.rates) {
+    WarmupCosineLR schedule(optimizer, options);
+    for (const double rate : rates) {
       CHECK(optimizer.lr() == doctest::Approx(rate).epsilon(1e-7));
       schedule.step();
     }

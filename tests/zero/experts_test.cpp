@@ -176,16 +176,14 @@ TEST_CASE("zero: parameters of experts: offload, rules that take whole matrices,
 }
 
 TEST_CASE(
-    "zero: what the parameters of experts keep is saved by name, and goes on with any number of ranks that share them, "
-    "in any stage") {
+    "zero: state of experts' parameters is saved by name, and goes on with any ranks that share them, in any stage") {
   const ExpertPlan one{.options = {.stage = 2}, .steps = 4};
   const Trained expected = train_experts(one);
   CHECK(expected.state.size() == 3 * 12);
   const ExpertPlan half{.options = {.stage = 2}, .steps = 2};
   const Trained first = train_experts(half);
   for (const auto& [stage, parallel] : {std::pair{2, 2}, {3, 4}, {2, 4}}) {
-    CAPTURE(stage);
-    CAPTURE(parallel);
+    INFO("stage ", stage, ", ", parallel, " share the experts");
     ExpertPlan plan{.parallel = parallel, .options = {.stage = stage}, .steps = 2};
     const Trained half_way = train_experts(plan);
     CHECK(differing(first.state, half_way.state) == "");

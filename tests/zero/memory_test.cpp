@@ -42,8 +42,7 @@ TEST_CASE(
     "zero: bytes of each rank are (2+2+K) psi, 4 psi + K psi / N, 2 psi + (2+K) psi / N and (4+K) psi / N, K = 12") {
   for (const int ranks : {1, 2, 4, 8}) {
     for (const int stage : {0, 1, 2, 3}) {
-      CAPTURE(ranks);
-      CAPTURE(stage);
+      INFO(ranks, " ranks, stage ", stage);
       on_processes(ranks, [&](int) {
         int64_t padding = 0;
         const Held got = measure<Even>({.stage = stage, .param_persistence_threshold = 0}, padding);
@@ -60,8 +59,7 @@ TEST_CASE(
 TEST_CASE("zero: sizes that do not divide cost the padding that is stated, and no more") {
   for (const int ranks : {2, 3, 8}) {
     for (const int stage : {1, 2, 3}) {
-      CAPTURE(ranks);
-      CAPTURE(stage);
+      INFO(ranks, " ranks, stage ", stage);
       on_processes(ranks, [&](int) {
         int64_t padding = 0;
         const Held got = measure<Odd>({.stage = stage, .param_persistence_threshold = 0}, padding);

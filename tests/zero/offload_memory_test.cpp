@@ -41,20 +41,17 @@ struct Tower : nn::Layer<Tower> {
 
 }  // namespace
 
-TEST_CASE(
-    "offload: the ledger holds nothing of what is offloaded, but in the category of its own: all of it in host memory, "
-    "buffers with files") {
-  struct Row {
+TEST_CASE("offload: what is offloaded is in the ledger's own category: all of it in host memory, buffers with files") {
+  const struct {
     int stage;
     Offload optimizer, parameters;
     double ratio;
-  };
-  const std::vector<Row> rows{{1, Offload::cpu, Offload::none, 1},  {2, Offload::cpu, Offload::none, 1},
-                              {3, Offload::cpu, Offload::cpu, 1},   {3, Offload::cpu, Offload::none, 0.5},
-                              {1, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::none, 1},
-                              {3, Offload::nvme, Offload::nvme, 1}, {3, Offload::nvme, Offload::nvme, 0}};
+  } rows[] = {{1, Offload::cpu, Offload::none, 1},  {2, Offload::cpu, Offload::none, 1},
+              {3, Offload::cpu, Offload::cpu, 1},   {3, Offload::cpu, Offload::none, 0.5},
+              {1, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::none, 1},
+              {3, Offload::nvme, Offload::nvme, 1}, {3, Offload::nvme, Offload::nvme, 0}};
   for (const int ranks : {1, 2, 4}) {
-    for (const Row& row : rows) {
+    for (const auto& row : rows) {
       INFO(ranks, " ranks, stage ", row.stage, ", ", name_of(row.optimizer), ", ", name_of(row.parameters));
       on_processes(
           ranks,
@@ -100,8 +97,7 @@ TEST_CASE(
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST_CASE(
-    "offload: a model that a rank's memory limit has no room for trains under stage 3 with files, and only then") {
+TEST_CASE("offload: a model larger than a rank's memory limit trains under stage 3 with files, and only then") {
   // Bytes on each of two ranks: parameters, gradients and two moments in f32.
   constexpr double states = 16. * wide * wide * deep / 2;
   const auto run = [&](bool offload) {

@@ -156,17 +156,13 @@ TEST_CASE("zero: arguments that the constructor rejects") {
     using SGD::SGD;
     bool communicates() const override { return true; }
   };
-  struct Row {
-    std::function<void(Net& net)> body;
-    const char* text;
-  };
   const auto with = [](const ZeroOptions& options) {
     return [options](Net& net) {
       optim::SGD optimizer(net.parameters(), {.lr = 0.1});
       Zero zero(net, optimizer, options);
     };
   };
-  std::vector<Row> rows = {
+  std::vector<std::pair<std::function<void(Net & net)>, const char*>> rows = {
       {with({.stage = 4}), "stage 0, 1, 2 or 3, got 4"},
       {with({.stage = -1}), "got -1"},
       {with({.reduce_bucket_size = 0}), "reduce_bucket_size > 0, got 0"},
@@ -204,14 +200,13 @@ TEST_CASE("zero: arguments that the constructor rejects") {
                     },
                     "SGD exchanges gradients between ranks itself and needs those of the whole model: use it without "
                     "ZeRO"});
-  for (const Row& row : rows) {
+  for (const auto& [body, text] : rows)
     CHECK_ERROR(on_ranks(2,
-                         [&](int) {
+                         [&, &make = body](int) {
                            Net net;
-                           row.body(net);
+                           make(net);
                          }),
-                row.text);
-  }
+                text);
 }
 
 TEST_CASE("zero: gathered() shows whole parameters, and one rank may change them for all") {
