@@ -88,27 +88,37 @@ std::pair<Tensors, std::vector<double>> single_process(const ExpertPlan& plan) {
   return {parameters, norms};
 }
 
+/// What a rank has of the model if `parallel` ranks share the experts.
+struct Part {
+  std::shared_ptr<dist::ProcessGroup> same;  // the ranks that have the same experts
+  Mixed net;
+  std::set<std::string> names;  // the experts' parameters
+  explicit Part(int parallel) {
+    const int rank = dist::world().rank();
+    same = dist::world().split(rank % parallel, rank, "same");
+    for (int e = 0; e < experts; ++e) {
+      if (e % parallel != rank % parallel) net.parts.erase(e);
+      else if (parallel > 1) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
+    }
+  }
+};
+
 /// Merges the tensors of all ranks; checks that those on several ranks are equal.
 Trained train_experts(const ExpertPlan& plan, const std::vector<double>& norms = {}) {
   std::mutex mutex;
   Trained all;
-  on_ranks(plan.ranks, [&](int rank) {
-    const auto same = dist::world().split(rank % plan.parallel, rank, "same");
+  on_ranks(plan.ranks, [&](int) {
     manual_seed(1);
-    Mixed net;
-    std::set<std::string> names;
-    for (int e = 0; e < experts; ++e) {
-      if (e % plan.parallel != rank % plan.parallel) net.parts.erase(e);
-      else if (plan.parallel > 1) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
-    }
+    Part part(plan.parallel);
+    Mixed& net = part.net;
     net.to(plan.dtype);
-    if (same->rank() > 0)
+    if (part.same->rank() > 0)
       // Overwritten by the values of the first rank.
       for (const auto& p : net.named_parameters())
-        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
+        if (part.names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
     const auto optimizers = make_optimizers(net, plan.by_norm);
     ZeroOptions options = plan.options;
-    options.experts = {names, same.get()};
+    options.experts = {part.names, part.same.get()};
     options.ignore_unused_parameters = plan.only;
     Zero zero(net, pointers_to(optimizers), options);
     if (!plan.start.empty()) load_from(zero, plan.start, plan.numbers);
@@ -198,22 +208,18 @@ TEST_CASE(
 
 TEST_CASE("zero: parameters of experts: writes, values that are not finite, invalid calls") {
   on_ranks(4, [](int rank) {
-    const auto same = dist::world().split(rank % 2, rank, "same");
     manual_seed(1);
-    Mixed net;
-    for (const int e : {1 - rank % 2, 3 - rank % 2}) net.parts.erase(e);
-    std::set<std::string> names;
-    for (auto& [e, part] : net.parts) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
+    Part part(2);
+    Mixed& net = part.net;
     const auto optimizer = adamw(net.parameters());
-    const auto refusal = [&](const zero::ExpertParameters& expert_parameters) {
-      return message([&] { Zero(net, *optimizer, {.experts = expert_parameters}); });
-    };
-    CHECK(contains(
-        refusal({names, nullptr}),
-        "expected experts.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none"));
-    CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which the module has 0"));
-    CHECK(contains(refusal({}), "rank 1 has 'parameter experts.1.weight"));
-    Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .experts = {names, same.get()}});
+    const auto make = [&](const zero::ExpertParameters& own) { Zero(net, *optimizer, {.experts = own}); };
+    CHECK_ERROR(
+        make({part.names, nullptr}),
+        "expected experts.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none");
+    CHECK_ERROR(make({{"experts.9.bias"}, part.same.get()}), "got 1 names, of which the module has 0");
+    CHECK_ERROR(make({}), "rank 1 has 'parameter experts.1.weight");
+    Zero zero(net, *optimizer,
+              {.stage = 3, .nonfinite = zero::NonFinite::skip, .experts = {part.names, part.same.get()}});
     const int mine = rank % 2;
     {
       const auto full = zero.gathered(0);
@@ -231,17 +237,12 @@ TEST_CASE("zero: parameters of experts: writes, values that are not finite, inva
     bad.remove_hook(hook);
     CHECK((report.skipped && report.first_nonfinite == "experts.3.bias" && report.rank == 3));
   });
-  CHECK_ERROR(
-      dist::spawn(
-          2,
-          [](int rank) {
-            const auto same = dist::world().split(rank, rank, "same");
-            Mixed net;
-            net.parts = {{rank, net.parts[rank]}};
-            const auto optimizer = adamw(net.parameters());
-            const std::string name = str("experts.", rank, ".bias");
-            Zero zero(net, *optimizer, {.stage = 1, .experts = {{name, str("experts.", rank, ".weight")}, same.get()}});
-            const auto full = zero.gathered(1);
-          }),
-      "expected modifier rank 0 for experts.");
+  CHECK_ERROR(dist::spawn(2,
+                          [](int) {
+                            Part part(2);
+                            const auto optimizer = adamw(part.net.parameters());
+                            Zero zero(part.net, *optimizer, {.stage = 1, .experts = {part.names, part.same.get()}});
+                            const auto full = zero.gathered(1);
+                          }),
+              "expected modifier rank 0 for experts.");
 }
