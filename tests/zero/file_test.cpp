@@ -1,11 +1,9 @@
 // Offload to files: every I/O engine, failing disks, and no files left behind.
 #include <doctest/doctest.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 
 #include "tests/temp_dir.h"

@@ -24,14 +24,29 @@ Variable gpt_loss(nn::GPT& model, int step, int64_t micro) {
   return model.loss(tokens.narrow(1, 0, 8).contiguous(), tokens.narrow(1, 1, 8).contiguous());
 }
 
-/// A GPT: built empty, with blocks that checkpoint themselves, or wrapped, or with a frozen block.
+ZeroOptions stage3(ZeroOptions o = {}) {
+  o.stage = 3;
+  o.param_persistence_threshold = 0;
+  return o;
+}
+
+/// A GPT: built empty, with blocks that checkpoint themselves, or wrapped, or with a frozen block; and how stage 3 keeps
+/// its parameters.
 struct Variant {
   bool frozen = false, empty = false, checkpointed = false, wrapped = false;
+  int64_t module_size = 0, reuse = 0;  // 8000: a block is gathered as one unit
+  int buffers = 0;                     // above 0: parameters in files
 };
-Tensors train_gpt(const Variant& v, int ranks = 1, const std::optional<ZeroOptions>& options = {}) {
+Tensors train_gpt(const Variant& v, int ranks = 1, std::optional<int> stage = {}) {
+  ZeroOptions options = stage3({.max_reuse_distance = v.reuse, .module_size = v.module_size});
+  options.stage = stage.value_or(3);
+  if (v.buffers > 0) {
+    options.offload_param = all_in_files().offload_param;
+    options.offload_param.buffer_count = v.buffers;
+  }
   return train({.ranks = ranks,
                 .accumulation = 4 / ranks,
-                .options = options,
+                .options = stage ? std::optional(options) : std::nullopt,
                 .steps = 3,
                 .model =
                     [&] {
@@ -57,12 +72,6 @@ Tensors train_gpt(const Variant& v, int ranks = 1, const std::optional<ZeroOptio
                       const NoGrad no_grad;  // an evaluation between steps changes nothing
                       gpt_loss(static_cast<nn::GPT&>(net), 77, 0);
                     }});
-}
-
-ZeroOptions stage3(ZeroOptions o = {}) {
-  o.stage = 3;
-  o.param_persistence_threshold = 0;
-  return o;
 }
 
 /// Calls left, then right; swapped: right, then left.
@@ -122,35 +131,22 @@ TEST_CASE("zero 3: the same bits for every way to gather, keep and free paramete
 
 TEST_CASE(
     "zero 3: GPT with a tied head, dropout, checkpointed blocks, frozen blocks, built whole or in an Init scope") {
-  struct Row {
-    Variant variant;
-    int64_t module_size = 0, reuse = 0;  // 8000: a block is gathered as one unit
-    int buffers = 0;                     // above 0: parameters in files
-  };
-  const Row rows[] = {{},
-                      {{.checkpointed = true}},
-                      {{.wrapped = true}},
-                      {{.checkpointed = true}, 8000},
-                      {{.checkpointed = true}, 8000, 20000},
-                      {{.checkpointed = true}, 8000, 20000, 5},
-                      {{.empty = true}, 0, 0, 2}};
+  const Variant rows[] = {{},
+                          {.checkpointed = true},
+                          {.wrapped = true},
+                          {.checkpointed = true, .module_size = 8000},
+                          {.checkpointed = true, .module_size = 8000, .reuse = 20000},
+                          {.checkpointed = true, .module_size = 8000, .reuse = 20000, .buffers = 5},
+                          {.empty = true, .buffers = 2}};
   for (const bool frozen : {false, true}) {
     const Tensors one = train_gpt({.frozen = frozen});
     for (const int ranks : {1, 2, 4}) {
       INFO(ranks, " ranks, ", frozen ? "frozen" : "all trained");
-      for (const int stage : {1, 2, 3}) {
-        ZeroOptions o = stage3();
-        o.stage = stage;
-        CHECK(differing(one, train_gpt({.frozen = frozen, .empty = true}, ranks, o)) == "");
-      }
-      for (Row row : rows) {
-        row.variant.frozen = frozen;
-        ZeroOptions o = stage3({.max_reuse_distance = row.reuse, .module_size = row.module_size});
-        if (row.buffers > 0) {
-          o.offload_param = all_in_files().offload_param;
-          o.offload_param.buffer_count = row.buffers;
-        }
-        CHECK(differing(one, train_gpt(row.variant, ranks, o)) == "");
+      for (const int stage : {1, 2, 3})
+        CHECK(differing(one, train_gpt({.frozen = frozen, .empty = true}, ranks, stage)) == "");
+      for (Variant row : rows) {
+        row.frozen = frozen;
+        CHECK(differing(one, train_gpt(row, ranks, 3)) == "");
       }
     }
   }
