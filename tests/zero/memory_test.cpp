@@ -1,7 +1,6 @@
 // Bytes promised by ZeRO: the ledger of each rank against the paper's formulas, and traffic against 2 psi and 3 psi.
 #include <doctest/doctest.h>
 
-#include "tensor/memory.h"
 #include "tests/zero/util.h"
 
 using namespace lockstep;

@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "base/threads.h"
-#include "tensor/memory.h"
 #include "tests/zero/util.h"
 
 using namespace lockstep;

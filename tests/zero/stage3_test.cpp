@@ -30,8 +30,8 @@ ZeroOptions stage3(ZeroOptions o = {}) {
   return o;
 }
 
-/// A GPT: built empty, with blocks that checkpoint themselves, or wrapped, or with a frozen block; and how stage 3 keeps
-/// its parameters.
+/// A GPT: built empty, with blocks that checkpoint themselves, or wrapped, or with a frozen block. Also how stage 3
+/// keeps its parameters.
 struct Variant {
   bool frozen = false, empty = false, checkpointed = false, wrapped = false;
   int64_t module_size = 0, reuse = 0;  // 8000: a block is gathered as one unit

@@ -8,6 +8,7 @@
 #include "optim/optimizer.h"
 #include "optim/rules.h"
 #include "parallel/gradient_sum.h"
+#include "tensor/memory.h"
 #include "tests/parallel/util.h"
 #include "zero/partition.h"
 #include "zero/units.h"
