@@ -21,7 +21,7 @@ void check_complete(const Run& run, bool done, std::set<int>& observed) {
   const int v = load_version(run.path());
   observed.insert(v);
   CHECK((v == 2 || (v == 1 && !done)));
-  save(run.path(), "two", contents_of(Cut::flat, 1, 0, 3), nullptr, options_with(&healthy));
+  save(run.path(), "two", alone(3), nullptr, options_with(&healthy));
   CHECK(load_version(run.path()) == 3);
   const std::string list = run.dir.list("run");
   CHECK((list == "latest two" || list == "latest two~2"));
@@ -44,10 +44,12 @@ bool save_in_processes(int world, const std::string& path, const std::function<F
          }) == "(no error)";
 }
 
+/// Saves version 2 by this process.
+void save_two(const Run& run, FaultyCalls& calls) { save(run.path(), "two", alone(2), nullptr, options_with(&calls)); }
+
 int64_t calls_of_a_save() {
-  const Run run;
   FaultyCalls calls;
-  save(run.path(), "two", contents_of(Cut::flat, 1, 0, 2), nullptr, options_with(&calls));
+  save_two(Run(), calls);
   return calls.calls();
 }
 
@@ -62,7 +64,7 @@ TEST_CASE("33: killed at the k-th file operation: the old or the new, and the ne
     const Run run;
     const int code = testing::in_fork([&] {
       FaultyCalls calls(Fault::kill, k);
-      save(run.path(), "two", contents_of(Cut::flat, 1, 0, 2), nullptr, options_with(&calls));
+      save_two(run, calls);
     });
     done = code == 0;
     CHECK((done || code == 137));
@@ -97,18 +99,15 @@ TEST_CASE("33: one rank of several, or all of them, killed at the k-th file oper
 TEST_CASE(
     "34: the k-th file operation fails, once or from then on: an Error, the old one intact, and the same job goes on") {
   const int64_t count = calls_of_a_save();
-  const struct {
-    Fault fault;
-    int error;
-  } rows[] = {{Fault::fail, ENOSPC}, {Fault::fail, EIO}, {Fault::fail, EROFS}, {Fault::fail_from, ENOSPC}};
-  for (const auto& [fault, error] : rows) {
+  for (const auto& [fault, error] :
+       {std::pair{Fault::fail, ENOSPC}, {Fault::fail, EIO}, {Fault::fail, EROFS}, {Fault::fail_from, ENOSPC}}) {
     int refused = 0;
     for (int64_t k = 1; k <= count; ++k) {
       CAPTURE(k);
       const Run run;
       FaultyCalls calls(fault, k, error);
       Saver saver(run.path(), nullptr, options_with(&calls));
-      const std::string text = message([&] { saver.save("two", contents_of(Cut::flat, 1, 0, 2)); });
+      const std::string text = message([&] { saver.save("two", alone(2)); });
       calls.repair();
       const int v = load_version(run.path());
       if (text == "(no error)") {  // the failed call removed an old checkpoint, which is not an error
@@ -120,7 +119,7 @@ TEST_CASE(
         if (contains(text, "the checkpoint is complete")) CHECK((v == 1 || v == 2));
         else CHECK(v == 1);
       }
-      saver.save("three", contents_of(Cut::flat, 1, 0, 3));
+      saver.save("three", alone(3));
       CHECK(load_version(run.path()) == 3);
       CHECK(run.dir.list("run") == "latest lock three");
     }
@@ -135,7 +134,7 @@ TEST_CASE("34: interrupted and short calls are no errors") {
       CAPTURE(k);
       const Run run;
       FaultyCalls calls(fault, k, EINTR);
-      save(run.path(), "two", contents_of(Cut::flat, 1, 0, 2), nullptr, options_with(&calls));
+      save_two(run, calls);
       CHECK(load_version(run.path()) == 2);
       CHECK(run.dir.list("run") == "latest two");
     }
@@ -148,19 +147,19 @@ TEST_CASE("34: one rank's disk is full: all ranks say so and go on") {
     for (int64_t k = 1;; ++k) {
       INFO("victim ", victim, ", k ", k);
       const Run run;
-      std::vector<std::string> texts(world);
       int64_t count = 0;
-      dist::spawn(world, [&](int rank) {
+      const auto texts = testing::on_ranks<std::string>(world, [&](int rank) {
         FaultyCalls calls(rank == victim ? Fault::fail : Fault::none, k, ENOSPC);
         Saver saver(run.path(), &dist::world(), options_with(&calls));
-        texts[size_t(rank)] = message([&] { saver.save("two", contents_of(Cut::flat, world, rank, 2)); });
+        const std::string text = message([&] { saver.save("two", contents_of(Cut::flat, world, rank, 2)); });
         if (rank == victim) count = calls.calls();
         calls.repair();
         dist::world().barrier();
-        if (rank == 0 && texts[0] != "(no error)" && !contains(texts[0], "the checkpoint is complete"))
+        if (rank == 0 && text != "(no error)" && !contains(text, "the checkpoint is complete"))
           LOCKSTEP_CHECK(load_version(run.path()) == 1, "the old one is gone");
         dist::world().barrier();
         saver.save("three", contents_of(Cut::flat, world, rank, 3));
+        return text;
       });
       for (const std::string& text : texts) CHECK(text == texts[0]);
       if (texts[0] != "(no error)") CHECK(contains(texts[0], "No space left on device"));
@@ -182,16 +181,16 @@ TEST_CASE("34: a rank whose disk hangs: all ranks say so after write_timeout and
     }
   } slow;
   const Run run;
-  std::vector<std::string> texts(3);
-  dist::spawn(3, [&](int rank) {
+  const auto texts = testing::on_ranks<std::string>(3, [&](int rank) {
     SaveOptions options = options_with(rank == 1 ? &slow : static_cast<FileCalls*>(&healthy));
     options.write_timeout = dist::Seconds(0.5);
     Saver saver(run.path(), &dist::world(), options);
-    texts[size_t(rank)] = message([&] { saver.save("two", contents_of(Cut::flat, 3, rank, 2)); });
+    const std::string text = message([&] { saver.save("two", contents_of(Cut::flat, 3, rank, 2)); });
     if (rank != 1) LOCKSTEP_CHECK(load_version(run.path()) == 1, "the old one is gone");
     saver.save("three", contents_of(Cut::flat, 3, rank, 3));
+    return text;
   });
-  for (const std::string& text : texts) CHECK(contains(text, "rank 1: waited 0.5 s for rank 1 to write its file"));
+  check_each(texts, {"rank 1: waited 0.5 s for rank 1 to write its file"});
   CHECK(load_version(run.path()) == 3);
   CHECK(run.dir.list("run") == "latest three");
 }
@@ -199,7 +198,7 @@ TEST_CASE("34: a rank whose disk hangs: all ranks say so after write_timeout and
 TEST_CASE("38: two jobs and one folder") {
   TempDir dir;
   Warnings warnings;
-  const Contents c = contents_of(Cut::replicated, 1, 0, 1);
+  const Contents c = alone(1);
   {
     Saver first(dir.str(), nullptr, {.warn = warnings.sink()});
     first.save("a", c);
@@ -232,10 +231,7 @@ TEST_CASE("38: two jobs and one folder") {
   CHECK(contains(warnings.take(), str("stale: pid ", child, " on ")));
 
   // The lock of another host counts as held, because its kernel cannot be asked.
-  const auto leave = [&] {
-    std::ofstream(dir / "lock") << R"({"pid": 12, "host": "elsewhere", "since": "2025-01-31 12:00:00 UTC"})";
-  };
-  leave();
+  dir.write("lock", R"({"pid": 12, "host": "elsewhere", "since": "2025-01-31 12:00:00 UTC"})");
   CHECK_ERROR(save(dir.str(), "h", c),
               "a job on another host has left its lock: pid 12 on elsewhere since 2025-01-31 12:00:00 UTC; when it "
               "has ended remove this file, or set take_over");
@@ -244,16 +240,15 @@ TEST_CASE("38: two jobs and one folder") {
   CHECK(contains(warnings.take(), "taking it over"));
   CHECK(!fs::exists(dir / "lock"));
   for (const char* rest : {"", "{", "{}"}) {  // truncated by a power cut
-    std::ofstream(dir / "lock") << rest;
+    dir.write("lock", rest);
     save(dir.str(), "i", c, nullptr, {.warn = warnings.sink()});
   }
 
   // All ranks of the job get the error.
   Saver first(dir.str(), nullptr, {.warn = warnings.sink()});
   first.save("j", c);
-  std::vector<std::string> texts(2);
-  dist::spawn(2, [&](int rank) {
-    texts[size_t(rank)] = message([&] { save(dir.str(), "k", contents_of(Cut::flat, 2, rank, 1), &dist::world()); });
+  const auto texts = testing::on_ranks<std::string>(2, [&](int rank) {
+    return message([&] { save(dir.str(), "k", contents_of(Cut::flat, 2, rank, 1), &dist::world()); });
   });
-  for (const std::string& each : texts) CHECK(contains(each, "another job saves into this folder"));
+  check_each(texts, {"another job saves into this folder"});
 }

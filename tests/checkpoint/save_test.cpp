@@ -13,30 +13,23 @@ using dist::Seconds;
 
 namespace {
 
-/// Runs fn(rank, group) on n ranks in threads; returns each rank's error, "" for none.
-std::vector<std::string> on_ranks(int n, const std::function<void(int, dist::ProcessGroup&)>& fn, double timeout = 20) {
+/// Runs fn on n ranks in threads; returns each rank's error, "" for none.
+std::vector<std::string> errors_of(int n, const std::function<void(int rank)>& fn) {
   std::vector<std::string> errors(static_cast<size_t>(n));
   try {
     dist::spawn(n,
                 [&](int rank) {
                   try {
-                    fn(rank, dist::world());
+                    fn(rank);
                   } catch (const dist::DistError& e) {
                     errors[size_t(rank)] = e.what();
                     throw;
                   } catch (const std::exception& e) { errors[size_t(rank)] = e.what(); }
                 },
-                {.timeout = Seconds(timeout), .heartbeat = Seconds(0.2)});
+                {.timeout = Seconds(20), .heartbeat = Seconds(0.2)});
   } catch (const Error&) {  // already in `errors`
   }
   return errors;
-}
-
-std::string joined(const std::vector<std::string>& errors) {
-  std::string all;
-  for (size_t r = 0; r < errors.size(); ++r)
-    if (!errors[r].empty()) all += str("rank ", r, ": ", errors[r], "\n");
-  return all;
 }
 
 }  // namespace
@@ -47,22 +40,21 @@ TEST_CASE("save and load: any number of ranks, any cut, to any other") {
     for (int from = 1; from <= limit; ++from) {
       INFO("cut ", int(cut), ", from ", from);
       TempDir dir;
-      CHECK(joined(on_ranks(from, [&](int rank, dist::ProcessGroup& group) {
-              save(dir / "run", "a", contents_of(cut, from, rank, 3), &group);
-            })) == "");
+      testing::on_ranks(from,
+                        [&](int rank) { save(dir / "run", "a", contents_of(cut, from, rank, 3), &dist::world()); });
       CHECK(dir.list("run") == "a latest");
       CHECK(load_version(dir / "run") == 3);
       for (int to = 1; to <= limit; ++to) {
         CAPTURE(to);
         const Cut other = all_cuts[size_t(from + to) % 4];
-        CHECK(joined(on_ranks(to, [&](int rank, dist::ProcessGroup& group) {
-                const std::vector<Piece> wanted = pieces_of(other, to, rank, -1);
-                const auto loaded = load(dir / "run", wanted, &group);
-                LOCKSTEP_CHECK(loaded && is_version(wanted, 3), "other bits");
-                LOCKSTEP_CHECK(loaded->world == from && loaded->plan == "test" && loaded->tag == "a" &&
-                                   loaded->unused.empty() && integer(loaded->numbers, "step") == 3,
-                               "other facts");
-              })) == "");
+        testing::on_ranks(to, [&](int rank) {
+          const std::vector<Piece> wanted = pieces_of(other, to, rank, -1);
+          const auto loaded = load(dir / "run", wanted, &dist::world());
+          LOCKSTEP_CHECK(loaded && is_version(wanted, 3), "other bits");
+          LOCKSTEP_CHECK(loaded->world == from && loaded->plan == "test" && loaded->tag == "a" &&
+                             loaded->unused.empty() && integer(loaded->numbers, "step") == 3,
+                         "other facts");
+        });
       }
     }
   }
@@ -71,12 +63,12 @@ TEST_CASE("save and load: any number of ranks, any cut, to any other") {
 TEST_CASE("save: replicated state is written once, and the replicas share the work") {
   TempDir dir;
   const int64_t n = 100'003;
-  CHECK(joined(on_ranks(4, [&](int, dist::ProcessGroup& group) {
-          const Tensor w = bytes_tensor(n, f32), b = bytes_tensor(3, f64);
-          w.zero_();
-          b.zero_();
-          save(dir.str(), "a", {.pieces = {full("w", w), full("b", b)}}, &group);
-        })) == "");
+  testing::on_ranks(4, [&](int) {
+    const Tensor w = bytes_tensor(n, f32), b = bytes_tensor(3, f64);
+    w.zero_();
+    b.zero_();
+    save(dir.str(), "a", {.pieces = {full("w", w), full("b", b)}}, &dist::world());
+  });
   uintmax_t bytes = 0, largest = 0;
   int files = 0;
   for (const auto& entry : fs::directory_iterator(dir / "a")) {
@@ -107,11 +99,12 @@ TEST_CASE("numbers come back to the bit; ranks may give different ones, not diff
                            {"one", 1.0},
                            {"whole", int64_t(1)},
                            {"least", INT64_MIN}};
-  CHECK(joined(on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-          Numbers mine = numbers;
-          mine[str("of rank ", rank)] = int64_t(rank);
-          save(dir.str(), "a", {.numbers = mine, .client_state = data::Json(data::Json::Object{{"epoch", 3}})}, &group);
-        })) == "");
+  testing::on_ranks(2, [&](int rank) {
+    Numbers mine = numbers;
+    mine[str("of rank ", rank)] = int64_t(rank);
+    save(dir.str(), "a", {.numbers = mine, .client_state = data::Json(data::Json::Object{{"epoch", 3}})},
+         &dist::world());
+  });
   const auto loaded = load(dir.str(), {});
   REQUIRE(loaded);
   for (const auto& [name, value] : numbers) {
@@ -131,10 +124,10 @@ TEST_CASE("numbers come back to the bit; ranks may give different ones, not diff
   CHECK(loaded->numbers.at("text").as_string() == "é \"\n\\");
   CHECK_ERROR(integer(loaded->numbers, "a"), "expected \"a\" to be a whole number, got 0.10000000000000002");
   CHECK_ERROR(number(loaded->numbers, "lr"), "expected a number \"lr\", the checkpoint has none");
-  const auto errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-    save(dir.str(), "b", {.numbers = {{"lr", rank == 0 ? 0.1 : 0.2}}}, &group);
+  const auto errors = errors_of(2, [&](int rank) {
+    save(dir.str(), "b", {.numbers = {{"lr", rank == 0 ? 0.1 : 0.2}}}, &dist::world());
   });
-  for (const std::string& error : errors) CHECK(contains(error, "number \"lr\" is 0.1 at rank 0 and 0.2 at rank 1"));
+  check_each(errors, {"number \"lr\" is 0.1 at rank 0 and 0.2 at rank 1"});
   CHECK(dir.list() == "a latest");
 }
 
@@ -157,55 +150,46 @@ TEST_CASE("tied tensors are saved once and found under every name") {
 TEST_CASE("save: the state of all ranks is checked before anything is written") {
   const Tensor three = Tensor::from({1.f, 2.f, 3.f}), doubles = Tensor::from({1., 2., 3.});
   const Shape six = {6};
+  const Piece w = full("w", three), first = part_of("w", six, 0, three), second = part_of("w", six, 3, three);
   const struct {
     const char* what;
-    Contents of[2];
+    std::vector<Piece> of[2];  // what each rank saves
     const char* expected;
+    std::string alias[2] = {};  // the tensor that the name "a" stands for
   } rows[] = {
-      {"gap", {{.pieces = {part_of("w", six, 0, three)}}, {}}, "w f32(6): no rank has elements [3, 6)"},
-      {"gap at the start", {{}, {.pieces = {part_of("w", six, 3, three)}}}, "w f32(6): no rank has elements [0, 3)"},
-      {"overlap",
-       {{.pieces = {part_of("w", six, 0, three)}},
-        {.pieces = {part_of("w", six, 2, three), part_of("w", six, 3, three)}}},
-       "the ranges of ranks 0 and 1 overlap at element 2"},
-      {"shapes",
-       {{.pieces = {part_of("w", six, 0, three)}}, {.pieces = {part_of("w", {2, 3}, 3, three)}}},
-       "w: rank 0 has a part of f32(6), rank 1 of f32(2, 3)"},
-      {"dtypes",
-       {{.pieces = {part_of("w", six, 0, three)}}, {.pieces = {part_of("w", six, 3, doubles)}}},
-       "w: rank 0 has a part of f32(6), rank 1 of f64(6)"},
-      {"twice",
-       {{.pieces = {full("w", three)}}, {.pieces = {full("w", three), full("w", three)}}},
-       "w: rank 1 gives elements [0, 3) twice"},
+      {"gap", {{first}, {}}, "w f32(6): no rank has elements [3, 6)"},
+      {"gap at the start", {{}, {second}}, "w f32(6): no rank has elements [0, 3)"},
+      {"overlap", {{first}, {part_of("w", six, 2, three), second}}, "the ranges of ranks 0 and 1 overlap at element 2"},
+      {"shapes", {{first}, {part_of("w", {2, 3}, 3, three)}}, "w: rank 0 has a part of f32(6), rank 1 of f32(2, 3)"},
+      {"dtypes", {{first}, {part_of("w", six, 3, doubles)}}, "w: rank 0 has a part of f32(6), rank 1 of f64(6)"},
+      {"twice", {{w}, {w, w}}, "w: rank 1 gives elements [0, 3) twice"},
       {"past the end",
-       {{}, {.pieces = {part_of("w", six, 5, three)}}},
+       {{}, {part_of("w", six, 5, three)}},
        "rank 1: piece \"w\": expected a range of the 6 elements of (6), got [5, 8)"},
       {"undefined",
-       {{.pieces = {full("w", three)}}, {.pieces = {{.name = "v", .shape = six, .end = 6}}}},
+       {{w}, {{.name = "v", .shape = six, .end = 6}}},
        "rank 1: piece \"v\": expected a tensor, got an undefined one"},
-      {"name",
-       {{.pieces = {full("w[0]", three)}}, {}},
-       "rank 0: piece \"w[0]\": expected names of tensors without '['"},
-      {"no name", {{.pieces = {full("", three)}}, {}}, "got \"\""},
-      {"not UTF-8", {{.pieces = {full("w\xff", three)}}, {}}, ""},
+      {"name", {{full("w[0]", three)}, {}}, "rank 0: piece \"w[0]\": expected names of tensors without '['"},
+      {"no name", {{full("", three)}, {}}, "got \"\""},
+      {"not UTF-8", {{full("w\xff", three)}, {}}, ""},
       {"aliases",
-       {{.pieces = {full("w", three), full("v", three)}, .aliases = {{"a", "w"}}}, {.aliases = {{"a", "v"}}}},
-       "alias \"a\" is for \"w\" at rank 0 and for \"v\" at rank 1"},
+       {{w, full("v", three)}, {}},
+       "alias \"a\" is for \"w\" at rank 0 and for \"v\" at rank 1",
+       {"w", "v"}},
       {"strides",
-       {{.pieces = {{"w", {2, 2}, f32, 0, 4, Tensor::from({1.f, 2.f, 3.f, 4.f}, {2, 2}).t()}}}, {}},
+       {{{"w", {2, 2}, f32, 0, 4, Tensor::from({1.f, 2.f, 3.f, 4.f}, {2, 2}).t()}}, {}},
        "expected a contiguous tensor"},
   };
   for (const auto& row : rows) {
     CAPTURE(row.what);
     TempDir dir;
-    const auto errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-      const std::string error = message([&] { save(dir / "run", "a", row.of[rank], &group); });
+    const auto errors = errors_of(2, [&](int rank) {
+      Contents c{.pieces = row.of[rank]};
+      if (!row.alias[rank].empty()) c.aliases["a"] = row.alias[rank];
+      const std::string error = message([&] { save(dir / "run", "a", c, &dist::world()); });
       LOCKSTEP_CHECK(error == "(no error)", error);
     });
-    for (const std::string& error : errors) {
-      CHECK(contains(error, "[checkpoint] a was not saved into "));
-      CHECK(contains(error, row.expected));
-    }
+    check_each(errors, {"[checkpoint] a was not saved into ", row.expected});
     CHECK(!fs::exists(dir / "run/a"));
     CHECK(!fs::exists(dir / "run/latest"));
   }
@@ -215,22 +199,21 @@ TEST_CASE("save: tags and folders that differ; invalid tags") {
   TempDir dir;
   Warnings warnings;
   const auto attempt = [&](TagValidation validation) {
-    return on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-      save(dir.str(), rank == 0 ? "a" : "b", contents_of(Cut::flat, 2, rank, 1), &group,
+    return errors_of(2, [&](int rank) {
+      save(dir.str(), rank == 0 ? "a" : "b", contents_of(Cut::flat, 2, rank, 1), &dist::world(),
            {.tag_validation = validation, .warn = warnings.sink()});
     });
   };
-  for (const std::string& error : attempt(TagValidation::fail))
-    CHECK(contains(error, "expected the same tag on all ranks, got \"a\" at rank 0 and \"b\" at rank 1"));
+  check_each(attempt(TagValidation::fail),
+             {"expected the same tag on all ranks, got \"a\" at rank 0 and \"b\" at rank 1"});
   CHECK(dir.list() == "");
-  CHECK(joined(attempt(TagValidation::ignore)) == "");
+  CHECK(attempt(TagValidation::ignore) == std::vector<std::string>(2));
   CHECK(warnings.take() == "");
-  CHECK(joined(attempt(TagValidation::warn)) == "");
+  CHECK(attempt(TagValidation::warn) == std::vector<std::string>(2));
   CHECK(contains(warnings.take(), "using that of rank 0"));
   CHECK(dir.list() == "a~2 latest");
-  const auto errors =
-      on_ranks(2, [&](int rank, dist::ProcessGroup& group) { save(dir / (rank == 0 ? "x" : "y"), "a", {}, &group); });
-  for (const std::string& error : errors) CHECK(contains(error, "expected the same dir on all ranks"));
+  const auto errors = errors_of(2, [&](int rank) { save(dir / (rank == 0 ? "x" : "y"), "a", {}, &dist::world()); });
+  check_each(errors, {"expected the same dir on all ranks"});
   for (const char* tag : {"", "a/b", "..", ".a", "latest", "lock", "manifest.json", "a~2", "a.tmp-1", "a b", "é"}) {
     CAPTURE(tag);
     CHECK_ERROR(save(dir.str(), tag, {}), "expected a tag of letters");
@@ -246,25 +229,20 @@ TEST_CASE("load: everything that does not fit is listed, and nothing is loaded")
                    full("u", Tensor::from({1., 2.}))}});
   const Tensor w = Tensor::from({7.f, 7.f}), u = Tensor::from({7.f, 7.f});
   for (int n : {1, 2}) {
-    const auto errors = on_ranks(n, [&](int, dist::ProcessGroup& group) {
+    const auto errors = errors_of(n, [&](int) {
       load(dir.str(),
            {full("w", w),
             full("x", w),
             full("u", u),
             {"v", {1, 1}, f32, 0, 1, bytes_tensor(1, f32)},
             part_of("y", {4}, 3, w)},
-           &group);
+           &dist::world());
     });
-    for (const std::string& error : errors) {
-      for (const char* part :
-           {"a does not fit, nothing was loaded:", "missing: x", "shape: v is (1) in the checkpoint, (1, 1) here",
-            "dtype: u is f64 in the checkpoint, f32 here; set convert to convert it", "piece \"y\": expected a range",
-            "unexpected: u f64(2)", "unexpected: v f32(1)"}) {
-        CAPTURE(part);
-        CHECK(contains(error, part));
-      }
-      CHECK(!contains(error, ": w"));
-    }
+    check_each(errors,
+               {"a does not fit, nothing was loaded:", "missing: x", "shape: v is (1) in the checkpoint, (1, 1) here",
+                "dtype: u is f64 in the checkpoint, f32 here; set convert to convert it",
+                "piece \"y\": expected a range", "unexpected: u f64(2)", "unexpected: v f32(1)"});
+    for (const std::string& error : errors) CHECK(!contains(error, ": w"));
   }
   CHECK(w.to_vector<float>() == std::vector<float>{7, 7});
   CHECK_ERROR(load(dir.str(), {full("w", w)}), "unexpected: u f64(2)");
@@ -285,10 +263,10 @@ TEST_CASE("latest, tags and keep") {
   {
     Saver saver(dir.str(), nullptr, {.keep = 2, .warn = warnings.sink()});
     CHECK(saver.committed() == "");
-    for (int v = 1; v <= 4; ++v) saver.save(str("step-", v), contents_of(Cut::replicated, 1, 0, v));
+    for (int v = 1; v <= 4; ++v) saver.save(str("step-", v), alone(v));
     CHECK(saver.committed() == dir / "step-4");
     CHECK(dir.list() == "latest lock step-3 step-4");
-    saver.save("step-4", contents_of(Cut::replicated, 1, 0, 5));  // a resumed run reaches the same step again
+    saver.save("step-4", alone(5));  // a resumed run reaches the same step again
     CHECK(dir.list() == "latest lock step-3 step-4~2");
   }
   CHECK(dir.list() == "latest step-3 step-4~2");
@@ -298,17 +276,17 @@ TEST_CASE("latest, tags and keep") {
   CHECK(load_version(dir / "step-3") == 3);
   CHECK_ERROR(load_version(dir.str(), {.tag = "step-2"}),
               "expected a checkpoint of tag step-2, there are step-3, step-4");
-  save(dir.str(), "side", contents_of(Cut::replicated, 1, 0, 6), nullptr, {.latest = false});
+  save(dir.str(), "side", alone(6), nullptr, {.latest = false});
   CHECK(load_version(dir.str()) == 5);
   CHECK(load_version(dir.str(), {.tag = "side"}) == 6);
   // The checkpoint that `latest` names is kept, however old it is.
-  save(dir.str(), "next", contents_of(Cut::replicated, 1, 0, 7), nullptr, {.keep = 1, .latest = false});
+  save(dir.str(), "next", alone(7), nullptr, {.keep = 1, .latest = false});
   CHECK(dir.list() == "latest next step-4~2");
   CHECK(load_version(dir.str()) == 5);
   fs::create_directory(dir / "mine");  // not a checkpoint of ours, so never touched
   std::ofstream(dir / "mine/notes") << "text";
   std::ofstream(dir / "a.tmp-notes") << "text";
-  save(dir.str(), "last", contents_of(Cut::replicated, 1, 0, 8), nullptr, {.keep = 1});
+  save(dir.str(), "last", alone(8), nullptr, {.keep = 1});
   CHECK(dir.list() == "a.tmp-notes last latest mine");
   CHECK(warnings.take() ==
         str("[checkpoint] ", dir / "nowhere", ": holds no checkpoint; save one, or give another folder\n"));
@@ -319,7 +297,7 @@ TEST_CASE("folders of any name") {
   const fs::path before = fs::current_path();
   fs::current_path(dir.str());
   for (const char* name : {"a\nb", "!a", "=a", "caf\xe9", " ", "\x1b[31m"}) {
-    save(name, "step-1", contents_of(Cut::replicated, 1, 0, 3));
+    save(name, "step-1", alone(3));
     CHECK(load_version(name) == 3);
   }
   fs::current_path(before);
@@ -329,8 +307,7 @@ TEST_CASE("a lock that is a link to another file: nothing is written there") {
   TempDir dir;
   std::ofstream(dir / "target") << "kept";
   fs::create_symlink(dir / "target", dir / "lock");
-  CHECK_ERROR(save(dir.str(), "a", contents_of(Cut::replicated, 1, 0, 1)),
-              "(a symbolic link is not followed: remove it)");
+  CHECK_ERROR(save(dir.str(), "a", alone(1)), "(a symbolic link is not followed: remove it)");
   CHECK(data::read_file(dir / "target", 100) == "kept");
 }
 
@@ -338,13 +315,11 @@ TEST_CASE("latest that is missing or broken: the newest complete one, with a war
   TempDir dir;
   Warnings warnings;
   // The newest is not the last by name.
-  for (int v = 1; v <= 3; ++v) save(dir.str(), str("z", 4 - v), contents_of(Cut::replicated, 1, 0, v));
-  const std::function<void()> breaks[] = {
-      [&] { fs::remove(dir / "latest"); }, [&] { std::ofstream(dir / "latest") << ""; },
-      [&] { std::ofstream(dir / "latest") << "gone\n"; }, [&] { std::ofstream(dir / "latest") << "../z1\n"; },
-      [&] { std::ofstream(dir / "latest") << std::string(1000, 'x'); }};
-  for (const auto& broken : breaks) {
-    broken();
+  for (int v = 1; v <= 3; ++v) save(dir.str(), str("z", 4 - v), alone(v));
+  fs::remove(dir / "latest");
+  for (const std::string& content :
+       std::vector<std::string>{"missing", "", "gone\n", "../z1\n", std::string(1000, 'x')}) {
+    if (content != "missing") dir.write("latest", content);
     CHECK(load_version(dir.str(), {.warn = warnings.sink()}) == 3);
     CHECK(contains(warnings.take(), "z1, the newest complete one"));
   }
@@ -358,27 +333,27 @@ TEST_CASE("latest that is missing or broken: the newest complete one, with a war
 TEST_CASE("async: saves the state at the call; one save at a time; errors come with the next call") {
   for (int n : {1, 3}) {
     TempDir dir;
-    CHECK(joined(on_ranks(n, [&](int rank, dist::ProcessGroup& group) {
-            Saver saver(dir.str(), &group, {.async = true});
-            Contents c = contents_of(Cut::mixed, n, rank, 1);
-            for (int v = 1; v <= 3; ++v) {
-              if (v > 1) c = contents_of(Cut::mixed, n, rank, v);
-              saver.save(str("step-", v), c);
-              for (const Piece& p : c.pieces)
-                if (p.tensor.numel()) std::memset(p.tensor.raw_data(), 0, size_t(p.tensor.numel() * size_of(p.dtype)));
-              group.all_reduce(Tensor::from({1.f}));  // training continues during the save
-            }
-            saver.wait();
-            saver.wait();
-            LOCKSTEP_CHECK(saver.committed() == dir / "step-3", "committed ", saver.committed());
-          })) == "");
+    testing::on_ranks(n, [&](int rank) {
+      Saver saver(dir.str(), &dist::world(), {.async = true});
+      Contents c = contents_of(Cut::mixed, n, rank, 1);
+      for (int v = 1; v <= 3; ++v) {
+        if (v > 1) c = contents_of(Cut::mixed, n, rank, v);
+        saver.save(str("step-", v), c);
+        for (const Piece& p : c.pieces)
+          if (p.tensor.numel()) std::memset(p.tensor.raw_data(), 0, size_t(p.tensor.numel() * size_of(p.dtype)));
+        dist::world().all_reduce(Tensor::from({1.f}));  // training continues during the save
+      }
+      saver.wait();
+      saver.wait();
+      LOCKSTEP_CHECK(saver.committed() == dir / "step-3", "committed ", saver.committed());
+    });
     CHECK(load_version(dir.str()) == 3);
     CHECK(load_version(dir.str(), {.tag = "step-1"}) == 1);
     // Rank n - 1 cannot write. All ranks get the error at their next call, which then does nothing; the call after that
     // works.
     FaultyCalls calls(FaultyCalls::Fault::fail, n == 1 ? 12 : 1, ENOSPC);
-    const auto errors = on_ranks(n, [&](int rank, dist::ProcessGroup& group) {
-      Saver saver(dir.str(), &group, {.async = true, .calls = rank == n - 1 ? &calls : nullptr});
+    const auto errors = errors_of(n, [&](int rank) {
+      Saver saver(dir.str(), &dist::world(), {.async = true, .calls = rank == n - 1 ? &calls : nullptr});
       const Contents c = contents_of(Cut::flat, n, rank, 4);
       saver.save("step-4", c);
       const std::string error = message([&] { saver.save("step-5", c); });
@@ -386,9 +361,8 @@ TEST_CASE("async: saves the state at the call; one save at a time; errors come w
       saver.wait();
       fail(error);
     });
-    for (const std::string& error : errors) CHECK(contains(error, "[checkpoint] step-4 was not saved into "));
-    for (const std::string& error : errors)
-      CHECK(contains(error, "No space left on device (free space, then save again)"));
+    check_each(errors,
+               {"[checkpoint] step-4 was not saved into ", "No space left on device (free space, then save again)"});
     CHECK(load_version(dir.str()) == 4);
     CHECK(dir.list() == "latest step-1 step-2 step-3 step-6");
   }
@@ -404,31 +378,27 @@ TEST_CASE("async: an error that nobody asks for is told when the saver goes") {
 
 TEST_CASE("0b: a rank that does not come is named; a rank that does something else too") {
   TempDir dir;
-  auto errors = on_ranks(3, [&](int rank, dist::ProcessGroup& group) {
+  auto errors = errors_of(3, [&](int rank) {
     if (rank == 1) {
       std::this_thread::sleep_for(std::chrono::seconds(3));
       return;
     }
-    save(dir.str(), "a", {}, &group, {.timeout = Seconds(0.5)});
+    save(dir.str(), "a", {}, &dist::world(), {.timeout = Seconds(0.5)});
   });
-  for (const int r : {0, 2}) CHECK(contains(errors[size_t(r)], "missing ranks: 1"));
+  check_each({errors[0], errors[2]}, {"missing ranks: 1"});
   // only rank 0 saves, a mistake that the guide describes
-  errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-    if (rank == 0) save(dir.str(), "a", {}, &group);
-    else group.all_reduce(Tensor::from({1.f}), {.tag = "gradient"});
+  errors = errors_of(2, [&](int rank) {
+    if (rank == 0) save(dir.str(), "a", {}, &dist::world());
+    else dist::world().all_reduce(Tensor::from({1.f}), {.tag = "gradient"});
   });
-  for (const std::string& error : errors) {
-    CHECK(contains(error, "checkpoint save"));
-    CHECK(contains(error, "all_reduce f32 x 1"));
-  }
-  errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-    if (rank == 0) save(dir.str(), "a", {}, &group);
-    else load(dir.str(), {}, &group);
+  check_each(errors, {"checkpoint save", "all_reduce f32 x 1"});
+  errors = errors_of(2, [&](int rank) {
+    if (rank == 0) save(dir.str(), "a", {}, &dist::world());
+    else load(dir.str(), {}, &dist::world());
   });
-  for (const std::string& error : errors)
-    CHECK((contains(error, "checkpoint save") && contains(error, "checkpoint load")));
-  errors = on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-    if (rank == 0) save(dir.str(), "a", {}, &group);
+  check_each(errors, {"checkpoint save", "checkpoint load"});
+  errors = errors_of(2, [&](int rank) {
+    if (rank == 0) save(dir.str(), "a", {}, &dist::world());
   });
   CHECK(contains(errors[0], "rank 1 has left"));
   CHECK(dir.list() == "");
@@ -436,18 +406,18 @@ TEST_CASE("0b: a rank that does not come is named; a rank that does something el
 
 TEST_CASE("inspect lists a checkpoint's tensors with their shapes") {
   TempDir dir;
-  CHECK(joined(on_ranks(2, [&](int rank, dist::ProcessGroup& group) {
-          save(dir.str(), "a", contents_of(Cut::flat, 2, rank, 4), &group);
-          const auto info = inspect(dir.str(), &group);
-          LOCKSTEP_CHECK(info && info->path == dir / "a" && info->tensors.size() == small_model().size() &&
-                             info->aliases.size() == 1,
-                         "other facts");
-          std::vector<Piece> wanted;
-          for (const auto& [name, tensor] : info->tensors)
-            wanted.push_back({name, tensor.shape, tensor.dtype, 0, numel_of(tensor.shape),
-                              bytes_tensor(numel_of(tensor.shape), tensor.dtype)});
-          LOCKSTEP_CHECK(load(info->path, wanted, &group) && is_version(wanted, 4), "other bits");
-        })) == "");
+  testing::on_ranks(2, [&](int rank) {
+    save(dir.str(), "a", contents_of(Cut::flat, 2, rank, 4), &dist::world());
+    const auto info = inspect(dir.str(), &dist::world());
+    LOCKSTEP_CHECK(
+        info && info->path == dir / "a" && info->tensors.size() == small_model().size() && info->aliases.size() == 1,
+        "other facts");
+    std::vector<Piece> wanted;
+    for (const auto& [name, tensor] : info->tensors)
+      wanted.push_back({name, tensor.shape, tensor.dtype, 0, numel_of(tensor.shape),
+                        bytes_tensor(numel_of(tensor.shape), tensor.dtype)});
+    LOCKSTEP_CHECK(load(info->path, wanted, &dist::world()) && is_version(wanted, 4), "other bits");
+  });
   CHECK(!inspect(dir / "none", nullptr, {.warn = [](const std::string&) {}}));
 }
 
@@ -458,10 +428,8 @@ TEST_CASE("folder names") {
   for (const char* name :
        {"", "a~", "a~1", "a~x", "a~2x", "~2", "a~99999999999999999999", ".a", "a.tmp-0123456789abcdef"})
     CHECK(!parse_folder(name));
-  CHECK(is_temporary("a.tmp-0123456789abcdef"));
-  CHECK(is_temporary("a~2.tmp-0123456789abcdef"));
-  CHECK(!is_temporary("a.tmp-0123456789abcdeX"));
-  CHECK(!is_temporary("a.tmp-1"));
+  for (const char* name : {"a.tmp-0123456789abcdef", "a~2.tmp-0123456789abcdef"}) CHECK(is_temporary(name));
+  for (const char* name : {"a.tmp-0123456789abcdeX", "a.tmp-1"}) CHECK(!is_temporary(name));
 }
 
 TEST_CASE("layout: sharing is even to the byte, and every element has one writer") {

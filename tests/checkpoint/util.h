@@ -13,8 +13,10 @@
 
 #include "checkpoint/checkpoint.h"
 #include "dist/shard.h"
+#include "tensor/ops.h"
 #include "tests/faulty_calls.h"
 #include "tests/messages.h"
+#include "tests/ranks.h"
 #include "tests/temp_dir.h"
 
 namespace lockstep::checkpoints {
@@ -114,9 +116,7 @@ inline bool is_version(const std::vector<Piece>& pieces, int v) {
   for (const Piece& p : pieces) {
     const auto e = std::find_if(small_model().begin(), small_model().end(),
                                 [&](const Entry& entry) { return entry.name == p.name; });
-    const int64_t element = size_of(p.dtype), bytes = (p.end - p.begin) * element;
-    for (int64_t i = 0; i < bytes; ++i)
-      if (static_cast<const std::byte*>(p.tensor.raw_data())[i] != byte_at(*e, p.begin * element + i, v)) return false;
+    if (!equal(p.tensor.view({p.end - p.begin}), make_piece(*e, p.begin, p.end, v).tensor)) return false;
   }
   return true;
 }
@@ -127,6 +127,9 @@ inline Contents contents_of(Cut cut, int world, int rank, int v) {
   c.aliases["model.head"] = "model.h.0.attn.weight";
   return c;
 }
+
+/// Version `v` of the whole model, for one process.
+inline Contents alone(int v) { return contents_of(Cut::replicated, 1, 0, v); }
 
 /// Loads in this process alone. Returns the version on which numbers and tensors agree; -1 if they disagree, -2 if
 /// there is no checkpoint.
@@ -155,11 +158,18 @@ inline SaveOptions options_with(FileCalls* calls, bool async = false) {
 
 /// A new temporary folder that holds version 1.
 struct Run {
-  Run() { save(path(), "one", contents_of(Cut::replicated, 1, 0, 1), nullptr, options_with(&healthy)); }
+  Run() { save(path(), "one", alone(1), nullptr, options_with(&healthy)); }
   /// The run's folder.
   std::string path() const { return dir / "run"; }
   TempDir dir;
 };
+
+/// Checks that each error, one per rank, contains all parts.
+inline void check_each(const std::vector<std::string>& errors, const std::vector<std::string>& parts) {
+  for (const std::string& error : errors)
+    for (const std::string& part : parts)
+      CHECK_MESSAGE(contains(error, part), "expected \"", part, "\", got \"", error, "\"");
+}
 
 /// Collects warnings from any thread.
 struct Warnings {

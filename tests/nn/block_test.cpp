@@ -46,9 +46,7 @@ TEST_CASE("block: a fused sum and norm is bit-identical to the sum and then the 
       for (const nn::Norm::Kind kind : {nn::Norm::layer, nn::Norm::rms}) {
         const nn::TransformerBlock::Options o{
             .width = 16, .heads = 2, .bias = kind == nn::Norm::layer, .dropout = dropout, .norm = kind};
-        CAPTURE(dtype);
-        CAPTURE(dropout);
-        CAPTURE(int(kind));
+        INFO(dtype, ", dropout ", dropout, ", norm ", int(kind));
         const std::vector<Tensor> together = results_of(o, dtype, false, false);
         for (const auto& [apart, layers] : {std::pair{true, false}, {false, true}}) {
           const std::vector<Tensor> other = results_of(o, dtype, apart, layers);

@@ -150,17 +150,12 @@ TEST_CASE("hooks run around a call") {
 TEST_CASE("layers reject invalid options and inputs") {
   CHECK_ERROR(Linear({.in = 3, .out = 2})(zeros({4, 5})), "5");
   CHECK_ERROR(Conv2d({.in = 3, .out = 4, .groups = 2}), "expected groups to divide");
-  CHECK_ERROR(MultiHeadAttention({.embed = 10, .heads = 3}), "expected heads to divide embed 10");
   CHECK_ERROR(MultiHeadAttention({.embed = 12, .heads = 4, .kv_heads = 3}), "kv_heads");
   CHECK_ERROR(BatchNorm2d({.channels = 3})(zeros({2, 3})), "BatchNorm2d");
   CHECK_ERROR(BatchNorm1d({.channels = 3})(zeros({2, 4})), "3 channels");
-  CHECK_ERROR(Dropout({.p = 1.5}), "expected p in [0, 1]");
   CHECK_ERROR(Embedding({.num = 4, .dim = 2})(Tensor::from<int64_t>({1, 4})), "4");
-  CHECK(contains(message([&] {
-                   GPT model({.vocab = 10, .context = 4, .layers = 1, .width = 8, .heads = 2});
-                   model(zeros({1, 5}, {.dtype = i64}));
-                 }),
-                 "at most 4 tokens"));
+  GPT model({.vocab = 10, .context = 4, .layers = 1, .width = 8, .heads = 2});
+  CHECK_ERROR(model(zeros({1, 5}, {.dtype = i64})), "at most 4 tokens");
 }
 
 TEST_CASE("initialisation: bounds match PyTorch") {
@@ -245,11 +240,9 @@ TEST_CASE("attention: a window is a mask that costs less") {
   CHECK(windowed.flops_beside(7) == doctest::Approx(4. * 24 * (1 + 2 + 5 * 3) / 7));
   CHECK(make(7).flops_beside(7) == doctest::Approx(entire.flops_beside(7)));
 
-  const auto refused = [](const std::function<void()>& make_one) {
-    return contains(message(make_one), "expected window 0, or a window >= 1 with causal, dense self-attention");
-  };
-  CHECK(refused([&] { make(-1); }));
-  CHECK(refused([] { MultiHeadAttention({.embed = 24, .heads = 4, .causal = false, .window = 3}); }));
+  const char* const refused = "expected window 0, or a window >= 1 with causal, dense self-attention";
+  CHECK_ERROR(make(-1), refused);
+  CHECK_ERROR(MultiHeadAttention({.embed = 24, .heads = 4, .causal = false, .window = 3}), refused);
   CHECK_ERROR(windowed.set_sparsity(std::make_shared<testing::Strided>(16)),
               "sparse attention does not support a window (3)");
   CHECK_ERROR(GPT({.window = -2}), "[GPT] expected window >= 0 and window_from >= 0, got -2");
@@ -259,20 +252,17 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   std::vector<int64_t> text;
   for (int i = 0; i < 15; ++i) text.push_back(i % 7);
   const Tensor x = Tensor::from(text, {1, 15});
-  const auto train = [&x](bool checkpoint_blocks) {
+  const Tensor inputs = x.narrow(1, 0, 14).contiguous(), targets = x.narrow(1, 1, 14).contiguous();
+  const auto train = [&](bool checkpoint_blocks) {
     manual_seed(7);
-    auto model = std::make_unique<GPT>(GPT::Options{.vocab = 7,
-                                                    .context = 14,
-                                                    .layers = 2,
-                                                    .width = 32,
-                                                    .heads = 2,
-                                                    .dropout = 0.1,
-                                                    .checkpoint_blocks = checkpoint_blocks});
+    GPT::Options o{.vocab = 7, .context = 14, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1};
+    o.checkpoint_blocks = checkpoint_blocks;
+    auto model = std::make_unique<GPT>(o);
     optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
     double loss = 0;
     for (int step = 0; step < 60; ++step) {
       set_random_step(uint64_t(step));
-      const Variable l = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous());
+      const Variable l = model->loss(inputs, targets);
       optimizer.zero_grad();
       l.backward();
       optimizer.step();
@@ -287,8 +277,7 @@ TEST_CASE("GPT learns a pattern, generates it, and checkpointing its blocks chan
   for (size_t i = 0; i < model->parameters().size(); ++i)
     CHECK(equal(model->parameters()[i].tensor(), same->parameters()[i].tensor()));
   model->eval();  // without dropout, two evaluations agree
-  const Tensor first = model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor();
-  CHECK(equal(first, model->loss(x.narrow(1, 0, 14).contiguous(), x.narrow(1, 1, 14).contiguous()).tensor()));
+  CHECK(equal(model->loss(inputs, targets).tensor(), model->loss(inputs, targets).tensor()));
   const NoGrad no_grad;
   std::vector<int64_t> said{0, 1, 2};
   int right = 0;
@@ -316,13 +305,9 @@ TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients o
       for (const bool casts : {false, true}) {
         CAPTURE(str(tied, checkpoints, casts));
         manual_seed(5);
-        nn::GPT model({.vocab = 11,
-                       .context = 6,
-                       .layers = 1,
-                       .width = 8,
-                       .heads = 2,
-                       .tied = tied,
-                       .checkpoint_blocks = checkpoints});
+        GPT::Options o{.vocab = 11, .context = 6, .layers = 1, .width = 8, .heads = 2, .tied = tied};
+        o.checkpoint_blocks = checkpoints;
+        GPT model(o);
         const auto train = [&](int64_t rows_at_once) {
           model.zero_grad();
           model.head.rows_at_once = rows_at_once;

@@ -23,12 +23,7 @@ struct Standardize : Layer<Standardize> {
   void fields(Fields& f) override { f("mean", mean)("calls", calls); }
 };
 
-struct Row {
-  const char* name;
-  std::function<Sequential()> make;
-  Shape shape;
-};
-const std::vector<Row> rows = {
+const std::tuple<const char*, std::function<Sequential()>, Shape> rows[] = {
     {"BatchNorm1d",
      [] { return Sequential(Linear({.in = 16, .out = 16}), BatchNorm1d({.channels = 16}), ReLU()); },
      {16, 16}},
@@ -46,9 +41,9 @@ const std::vector<Row> rows = {
 }  // namespace
 
 TEST_CASE("layers with state count a forward that runs twice once") {
-  for (const Row& row : rows) {
-    CAPTURE(row.name);
-    testing::check_recomputed({row.make, row.shape, {}, [](Sequential& net) -> testing::AfterStep {
+  for (const auto& [name, make, shape] : rows) {
+    CAPTURE(name);
+    testing::check_recomputed({make, shape, {}, [](Sequential& net) -> testing::AfterStep {
                                  return [&net](int step, testing::NamedValues&) {
                                    for (const auto& [name, module] : net.named_modules())
                                      if (auto* const own = dynamic_cast<Standardize*>(module))

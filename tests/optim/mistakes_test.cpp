@@ -28,29 +28,25 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
       sum(Variable(x)).backward(),
       "[backward] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
       "outside such a scope, from a variable that requires grad");
-  CHECK(message([&] {
-          const Variable loss = sum(w * w);
-          loss.backward();
-          loss.backward();
-        }) ==
-        "[backward] the graph of 'sum' was freed by an earlier backward; pass retain_graph = true to the first one");
-  CHECK(message([&] {
-          Variable p = w;
-          add_scalar_(p, 1);
-        }) == "[add_scalar_] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
-  CHECK(message([&] {
-          Variable h = w * 2.0;
-          const Variable loss = sum(exp(h) * h);
-          add_scalar_(h, 1);
-          loss.backward();
-        }) ==
-        "[mul] a tensor of shape (3, 4) saved for its gradient was changed in place by 'add_scalar_' (version 0 was "
-        "saved, it is now 1); use the out-of-place operation, or clone() before");
-  CHECK(message([&] {
-          const Variable h = w * 2.0;
-          sum(h).backward();
-          h.grad();
-        }) == "[grad] expected a leaf, got the output of 'mul_scalar'; call retain_grad() on it before backward");
+  const Variable squares = sum(w * w);
+  squares.backward();
+  CHECK_ERROR_IS(
+      squares.backward(),
+      "[backward] the graph of 'sum' was freed by an earlier backward; pass retain_graph = true to the first one");
+  Variable p = w;
+  CHECK_ERROR_IS(add_scalar_(p, 1),
+                 "[add_scalar_] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
+  Variable h = w * 2.0;
+  const Variable loss = sum(exp(h) * h);
+  add_scalar_(h, 1);
+  CHECK_ERROR_IS(
+      loss.backward(),
+      "[mul] a tensor of shape (3, 4) saved for its gradient was changed in place by 'add_scalar_' (version 0 was "
+      "saved, it is now 1); use the out-of-place operation, or clone() before");
+  const Variable twice = w * 2.0;
+  sum(twice).backward();
+  CHECK_ERROR_IS(twice.grad(),
+                 "[grad] expected a leaf, got the output of 'mul_scalar'; call retain_grad() on it before backward");
   CHECK_ERROR_IS(
       nn::MultiHeadAttention({.embed = 10, .heads = 3}),
       "[MultiHeadAttention] expected heads to divide embed 10, or a head_size > 0, got heads 3 and head_size 0");

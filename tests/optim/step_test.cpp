@@ -55,6 +55,8 @@ std::vector<FormulaCase> formula_cases() {
   return all;
 }
 
+const SgdArgs plain_sgd{.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true};
+
 }  // namespace
 
 TEST_CASE("optimizer kernels follow their formulas") { check_formulas(formula_cases()); }
@@ -69,14 +71,16 @@ TEST_CASE("adam and sgd write a rounded copy, and take 16-bit gradients") {
       Slots s = fresh_slots(n, f32);
       Tensor low = empty({n}, {half}), none;
       const Tensor grad = random_values({n}, half, 5);
-      kernels::adam(default_device(), s.p, grad, s.a, s.b, none, low, {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      const auto adam = [&](Slots& to, const Tensor& g, Tensor& rounded) {
+        kernels::adam(default_device(), to.p, g, to.a, to.b, none, rounded,
+                      {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      };
+      adam(s, grad, low);
       CHECK(equal(low, s.p.to(half)));
       Slots wide = fresh_slots(n, f32);
-      kernels::adam(default_device(), wide.p, grad.to(f32), wide.a, wide.b, none, none,
-                    {0.01, 0.9, 0.999, 1e-8, 0, true, 0.1, 0.001});
+      adam(wide, grad.to(f32), none);
       CHECK(equal(wide.p, s.p));
-      kernels::sgd(default_device(), s.p, grad, s.a, low,
-                   {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
+      kernels::sgd(default_device(), s.p, grad, s.a, low, plain_sgd);
       CHECK(equal(low, s.p.to(half)));
     }
   }
@@ -91,7 +95,6 @@ TEST_CASE("optimizer kernels round each product before they add it, so that all 
     const volatile float step = grads[i] * 0.1f;  // volatile: this test is compiled with fused multiply-add
     expected[i] -= step;
   }
-  kernels::sgd(default_device(), p, grad, none, none,
-               {.lr = 0.1, .momentum = 0, .dampening = 0, .weight_decay = 0, .nesterov = false, .first = true});
+  kernels::sgd(default_device(), p, grad, none, none, plain_sgd);
   CHECK(p.to_vector<float>() == expected);
 }

@@ -60,12 +60,10 @@ int expert_of(int64_t micro, bool interleaved) {
 }
 
 std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, bool by_norm) {
-  std::vector<std::unique_ptr<optim::Optimizer>> all;
-  std::vector<Variable> matrices, others;
-  for (const Variable& p : net.parameters()) (by_norm && p.dim() == 2 ? matrices : others).push_back(p);
-  all.push_back(adamw(others));
-  if (by_norm) all.push_back(std::make_unique<ByNorm>(matrices, ByNormOptions{.lr = 0.01}));
-  return all;
+  if (by_norm) return by_shape<ByNorm>(net);
+  std::vector<std::unique_ptr<optim::Optimizer>> one;
+  one.push_back(adamw(net.parameters()));
+  return one;
 }
 
 Variable loss_of(Mixed& net, const ExpertPlan& plan, int step, int64_t micro) {
@@ -77,63 +75,53 @@ Variable loss_of(Mixed& net, const ExpertPlan& plan, int step, int64_t micro) {
 
 /// Trains in one process that has all experts; also returns the norms.
 std::pair<Tensors, std::vector<double>> single_process(const ExpertPlan& plan) {
-  manual_seed(1);
+  Tensors parameters =
+      train({.accumulation = micros,
+             .dtype = plan.dtype,
+             .max_norm = plan.max_norm > 0 ? plan.max_norm : 1e9,
+             .steps = plan.steps,
+             .make_all = [&](nn::Module& net) { return make_optimizers(net, plan.by_norm); },
+             .model = [] { return std::make_unique<Mixed>(); },
+             .loss = [&](nn::Module& net, const Call&, int step,
+                         int64_t micro) { return loss_of(static_cast<Mixed&>(net), plan, step, micro); }});
+  const std::vector<double> norms = parameters.extract("norms").mapped().to_vector<double>();
+  return {parameters, norms};
+}
+
+/// What a rank has of the model if `parallel` ranks share the experts.
+struct Part {
+  std::shared_ptr<dist::ProcessGroup> same;  // the ranks that have the same experts
   Mixed net;
-  net.to(plan.dtype);
-  const auto optimizers = make_optimizers(net, plan.by_norm);
-  parallel::GradientSum sum(net.parameters());
-  std::vector<double> norms;
-  for (int step = 0; step < plan.steps; ++step) {
-    for (int micro = 0; micro < micros; ++micro) {
-      loss_of(net, plan, step, micro).backward();
-      sum.add();
-    }
-    sum.finish();
-    for (const Variable& p : net.parameters())
-      if (p.grad().defined()) mul_scalar_(p.grad(), 1. / micros);
-    norms.push_back(optim::clip_grad_norm(net.parameters(), plan.max_norm > 0 ? plan.max_norm : 1e9));
-    for (const auto& one : optimizers) {
-      one->step();
-      one->zero_grad();
+  std::set<std::string> names;  // the experts' parameters
+  explicit Part(int parallel) {
+    const int rank = dist::world().rank();
+    same = dist::world().split(rank % parallel, rank, "same");
+    for (int e = 0; e < experts; ++e) {
+      if (e % parallel != rank % parallel) net.parts.erase(e);
+      else if (parallel > 1) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
     }
   }
-  return {copy_parameters(net), norms};
-}
+};
 
 /// Merges the tensors of all ranks; checks that those on several ranks are equal.
 Trained train_experts(const ExpertPlan& plan, const std::vector<double>& norms = {}) {
   std::mutex mutex;
   Trained all;
-  on_ranks(plan.ranks, [&](int rank) {
-    const auto same = dist::world().split(rank % plan.parallel, rank, "same");
+  on_ranks(plan.ranks, [&](int) {
     manual_seed(1);
-    Mixed net;
-    std::set<std::string> names;
-    for (int e = 0; e < experts; ++e) {
-      if (e % plan.parallel != rank % plan.parallel) net.parts.erase(e);
-      else if (plan.parallel > 1) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
-    }
+    Part part(plan.parallel);
+    Mixed& net = part.net;
     net.to(plan.dtype);
-    if (same->rank() > 0)
+    if (part.same->rank() > 0)
       // Overwritten by the values of the first rank.
       for (const auto& p : net.named_parameters())
-        if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
+        if (part.names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
     const auto optimizers = make_optimizers(net, plan.by_norm);
-    std::vector<optim::Optimizer*> pointers;
-    for (const auto& one : optimizers) pointers.push_back(one.get());
     ZeroOptions options = plan.options;
-    options.experts = {names, same.get()};
+    options.experts = {part.names, part.same.get()};
     options.ignore_unused_parameters = plan.only;
-    Zero zero(net, pointers, options);
-    if (!plan.start.empty()) {
-      for (const zero::StatePiece& piece : zero.state(true)) {
-        const Tensor& from = plan.start.at(piece.name);
-        piece.tensor.copy_(
-            from.view({from.numel()}).narrow(0, piece.range.begin, piece.range.size()).view(piece.tensor.shape()));
-      }
-      zero.load_numbers(plan.numbers);
-      zero.loaded();
-    }
+    Zero zero(net, pointers_to(optimizers), options);
+    if (!plan.start.empty()) load_from(zero, plan.start, plan.numbers);
     const int accumulation = micros / plan.ranks;
     for (int step = plan.first; step < plan.steps; ++step) {
       backwards(zero, accumulation, [&](int64_t micro) { loss_of(net, plan, step, micro).backward(); });
@@ -149,82 +137,63 @@ Trained train_experts(const ExpertPlan& plan, const std::vector<double>& norms =
       const auto [at, is_new] = all.parameters.emplace(name, tensor);
       CHECK_MESSAGE(equal(at->second, tensor), name);
     }
-    for (const zero::StatePiece& piece : pieces) {
-      Tensor& to = all.state[piece.name];
-      if (!to.defined()) to = zeros(piece.shape, {.dtype = piece.tensor.dtype()});
-      to.view({to.numel()})
-          .narrow(0, piece.range.begin, piece.range.size())
-          .copy_(piece.tensor.view({piece.tensor.numel()}));
-    }
+    for (const zero::StatePiece& piece : pieces) place_of(all.state, piece).copy_(piece.tensor);
     for (const auto& [key, value] : numbers) all.numbers[key] = value;
   });
   return all;
 }
 
-std::vector<std::pair<int, int>> groups() { return {{2, 2}, {4, 2}, {4, 4}, {4, 1}}; }
+/// Checks that ranks give the bits and norms of one process.
+void check_experts(const ExpertPlan& plan, const std::pair<Tensors, std::vector<double>>& expected) {
+  INFO(plan.ranks, " ranks, ", plan.parallel, " share the experts, stage ", plan.options.stage);
+  CHECK(differing(expected.first, train_experts(plan, expected.second).parameters) == "");
+}
 
 }  // namespace
 
 TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of units: bit-identical to one process") {
   for (const int stage : {0, 1, 2, 3}) {
-    const auto [expected, norms] = single_process({.options = {.stage = stage}});
+    const auto expected = single_process({.options = {.stage = stage}});
     const auto [clipped, norms64] = single_process({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
-    for (const auto& [ranks, parallel] : groups()) {
+    for (const auto& [ranks, parallel] : {std::pair{2, 2}, {4, 2}, {4, 4}, {4, 1}}) {
       // the two experts of a rank would differ from those that ranks share
-      if (stage < 2 ? ranks == 2 : false) continue;
-      CAPTURE(stage);
-      CAPTURE(ranks);
-      CAPTURE(parallel);
+      if (stage < 2 && ranks == 2) continue;
+      ExpertPlan plan{.ranks = ranks, .parallel = parallel};
       for (const auto& [overlap, size] :
            {std::pair{true, int64_t(1)}, {false, int64_t(1) << 40}, {true, int64_t(3000)}}) {
-        const ZeroOptions options{.stage = stage, .overlap_comm = overlap, .reduce_bucket_size = size};
-        CHECK(differing(expected,
-                        train_experts({.ranks = ranks, .parallel = parallel, .options = options}, norms).parameters) ==
-              "");
+        plan.options = {.stage = stage, .overlap_comm = overlap, .reduce_bucket_size = size};
+        check_experts(plan, expected);
       }
-      const ZeroOptions options{.stage = stage, .reduce_scatter = false};
-      CHECK(distance(
-                clipped,
-                train_experts(
-                    {.ranks = ranks, .parallel = parallel, .options = options, .dtype = f64, .max_norm = 0.05}, norms64)
-                    .parameters) < 1e-12);
+      plan.options = {.stage = stage, .reduce_scatter = false};
+      plan.dtype = f64;
+      plan.max_norm = 0.05;
+      INFO(ranks, " ranks, ", parallel, " share the experts, stage ", stage);
+      CHECK(distance(clipped, train_experts(plan, norms64).parameters) < 1e-12);
     }
   }
 }
 
 TEST_CASE("zero: parameters of experts: offload, rules that take whole matrices, those without gradients") {
-  const auto [by_norm, norms] = single_process({.options = {.stage = 2}, .by_norm = true});
-  for (const int stage : {2, 3})
-    CHECK(differing(by_norm,
-                    train_experts({.parallel = 2, .options = {.stage = stage}, .by_norm = true}, norms).parameters) ==
-          "");
+  const auto by_norm = single_process({.options = {.stage = 2}, .by_norm = true});
+  for (const int stage : {2, 3}) check_experts({.parallel = 2, .options = {.stage = stage}, .by_norm = true}, by_norm);
   const Tensors plain = single_process({.options = {.stage = 3}}).first;
-  const ZeroOptions in_files{.stage = 3,
-                             .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder},
-                             .offload_param = {.device = zero::Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
-  CHECK(differing(plain, train_experts({.parallel = 2, .options = in_files}).parameters) == "");
+  check_experts({.parallel = 2, .options = all_in_files()}, {plain, {}});
   for (const int stage : {0, 1, 2}) {
     const Tensors unused = single_process({.options = {.stage = stage}, .only = true}).first;
     for (const int parallel : {2, 4})
-      CHECK_MESSAGE(
-          differing(unused,
-                    train_experts({.parallel = parallel, .options = {.stage = stage}, .only = true}).parameters) == "",
-          "stage " << stage);
+      check_experts({.parallel = parallel, .options = {.stage = stage}, .only = true}, {unused, {}});
   }
 }
 
 TEST_CASE(
-    "zero: what the parameters of experts keep is saved by name, and goes on with any number of ranks that share them, "
-    "in any "
-    "stage") {
+    "zero: state of experts' parameters is saved by name, and goes on with any ranks that share them, in any stage") {
   const ExpertPlan one{.options = {.stage = 2}, .steps = 4};
   const Trained expected = train_experts(one);
   CHECK(expected.state.size() == 3 * 12);
   const ExpertPlan half{.options = {.stage = 2}, .steps = 2};
   const Trained first = train_experts(half);
   for (const auto& [stage, parallel] : {std::pair{2, 2}, {3, 4}, {2, 4}}) {
-    CAPTURE(stage);
-    CAPTURE(parallel);
+    INFO("stage ", stage, ", ", parallel, " share the experts");
     ExpertPlan plan{.parallel = parallel, .options = {.stage = stage}, .steps = 2};
     const Trained half_way = train_experts(plan);
     CHECK(differing(first.state, half_way.state) == "");
@@ -239,22 +208,18 @@ TEST_CASE(
 
 TEST_CASE("zero: parameters of experts: writes, values that are not finite, invalid calls") {
   on_ranks(4, [](int rank) {
-    const auto same = dist::world().split(rank % 2, rank, "same");
     manual_seed(1);
-    Mixed net;
-    for (const int e : {1 - rank % 2, 3 - rank % 2}) net.parts.erase(e);
-    std::set<std::string> names;
-    for (auto& [e, part] : net.parts) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
+    Part part(2);
+    Mixed& net = part.net;
     const auto optimizer = adamw(net.parameters());
-    const auto refusal = [&](const zero::ExpertParameters& expert_parameters) {
-      return message([&] { Zero(net, *optimizer, {.experts = expert_parameters}); });
-    };
-    CHECK(contains(
-        refusal({names, nullptr}),
-        "expected experts.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none"));
-    CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which the module has 0"));
-    CHECK(contains(refusal({}), "rank 1 has 'parameter experts.1.weight"));
-    Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .experts = {names, same.get()}});
+    const auto make = [&](const zero::ExpertParameters& own) { Zero(net, *optimizer, {.experts = own}); };
+    CHECK_ERROR(
+        make({part.names, nullptr}),
+        "expected experts.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none");
+    CHECK_ERROR(make({{"experts.9.bias"}, part.same.get()}), "got 1 names, of which the module has 0");
+    CHECK_ERROR(make({}), "rank 1 has 'parameter experts.1.weight");
+    Zero zero(net, *optimizer,
+              {.stage = 3, .nonfinite = zero::NonFinite::skip, .experts = {part.names, part.same.get()}});
     const int mine = rank % 2;
     {
       const auto full = zero.gathered(0);
@@ -272,17 +237,12 @@ TEST_CASE("zero: parameters of experts: writes, values that are not finite, inva
     bad.remove_hook(hook);
     CHECK((report.skipped && report.first_nonfinite == "experts.3.bias" && report.rank == 3));
   });
-  CHECK_ERROR(
-      dist::spawn(
-          2,
-          [](int rank) {
-            const auto same = dist::world().split(rank, rank, "same");
-            Mixed net;
-            net.parts = {{rank, net.parts[rank]}};
-            const auto optimizer = adamw(net.parameters());
-            const std::string name = str("experts.", rank, ".bias");
-            Zero zero(net, *optimizer, {.stage = 1, .experts = {{name, str("experts.", rank, ".weight")}, same.get()}});
-            const auto full = zero.gathered(1);
-          }),
-      "expected modifier rank 0 for experts.");
+  CHECK_ERROR(dist::spawn(2,
+                          [](int) {
+                            Part part(2);
+                            const auto optimizer = adamw(part.net.parameters());
+                            Zero zero(part.net, *optimizer, {.stage = 1, .experts = {part.names, part.same.get()}});
+                            const auto full = zero.gathered(1);
+                          }),
+              "expected modifier rank 0 for experts.");
 }

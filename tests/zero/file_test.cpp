@@ -1,11 +1,9 @@
 // Offload to files: every I/O engine, failing disks, and no files left behind.
 #include <doctest/doctest.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 
 #include "tests/temp_dir.h"
@@ -29,9 +27,10 @@ struct Folder : TempDir {
   ~Folder() { CHECK(fs::is_empty(path)); }
 };
 
+constexpr AioOptions::Engine both_engines[] = {AioOptions::Engine::automatic, AioOptions::Engine::threads};
 std::vector<AioOptions> engines() {
   std::vector<AioOptions> all;
-  for (const auto engine : {AioOptions::Engine::automatic, AioOptions::Engine::threads}) {
+  for (const auto engine : both_engines) {
     all.push_back({.block_size = 1 << 16, .engine = engine});
     all.push_back({.block_size = 4096, .queue_depth = 1, .engine = engine});
     all.push_back({.block_size = 8192,
@@ -55,10 +54,16 @@ std::vector<int> files_in(const std::string& folder) {
   return found;
 }
 
-void fill(const Tensor& bytes, int64_t seed) {
+constexpr int64_t page = 4096;
+
+/// Aligned pages of bytes that depend on `seed`.
+Tensor filled(int64_t pages, int64_t seed, bool locked = false) {
+  const Tensor bytes = zero::aligned_bytes(pages * page, locked);
   auto* p = bytes.data<uint8_t>();
-  for (int64_t i = 0; i < bytes.numel(); ++i) p[i] = uint8_t((i * 31 + i / 4096 * 7 + seed) & 255);
+  for (int64_t i = 0; i < bytes.numel(); ++i) p[i] = uint8_t((i * 31 + i / page * 7 + seed) & 255);
+  return bytes;
 }
+std::byte* bytes_in(const Tensor& tensor) { return static_cast<std::byte*>(tensor.raw_data()); }
 
 /// Trains on `ranks` ranks with everything in files, and calls fault(rank, zero) before step 2. Returns the error,
 /// which must reach all ranks; those without a fault get it in the next collective.
@@ -67,21 +72,12 @@ std::string error_of(const std::string& folder, const std::function<void(int, Ze
   std::vector<std::string> errors(static_cast<size_t>(ranks));
   message([&] {
     on_ranks(ranks, [&](int rank) {
-      ZeroOptions o{.stage = 3,
-                    .sub_group_size = 4096,
-                    .offload_optimizer = {.device = Offload::nvme, .nvme_path = folder},
-                    .aio = aio,
-                    .param_persistence_threshold = 0,
-                    .offload_param = {.device = Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
       errors[size_t(rank)] = message([&] {
-        manual_seed(1);
-        Net net;
-        optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
-        Zero zero(net, optimizer, o);
+        NetOnZero on(all_in_files({.sub_group_size = 4096, .aio = aio, .param_persistence_threshold = 0}, folder));
         for (int step = 0; step < 4; ++step) {
-          loss_of_micro_batch(net, step, rank).backward();
-          if (step == 2) fault(rank, zero);
-          zero.step();
+          on.backward(step, rank);
+          if (step == 2) fault(rank, on.zero);
+          on.zero.step();
         }
       });
       if (errors[size_t(rank)] != "(no error)") fail(errors[size_t(rank)]);
@@ -98,35 +94,28 @@ std::string error_of(const std::string& folder, const std::function<void(int, Ze
 TEST_CASE("files: what is written is read, by every engine, in blocks of every size, of sizes from none to prime") {
   const Folder folder;
   for (const AioOptions& aio : engines()) {
-    SwapFile file(folder.path, "a test", 300 * 4096, false);
+    SwapFile file(folder.path, "a test", 300 * page, false);
     FileQueue queue(aio);
-    for (const int64_t blocks : {0, 1, 2, 7, 16, 101}) {
-      const Tensor out = zero::aligned_bytes(blocks * 4096, false), in = zero::aligned_bytes(blocks * 4096, true);
-      fill(out, blocks);
-      fill(in, 255);
-      queue.write(file, 13 * 4096, static_cast<std::byte*>(out.raw_data()), blocks * 4096).wait();
-      queue.read(file, 13 * 4096, static_cast<std::byte*>(in.raw_data()), blocks * 4096).wait();
-      CHECK(std::memcmp(in.raw_data(), out.raw_data(), size_t(blocks) * 4096) == 0);
-      if (blocks > 0)
-        CHECK(std::memcmp(file.map(13 * 4096, blocks * 4096, u8).raw_data(), out.raw_data(), size_t(blocks) * 4096) ==
-              0);
+    const auto read = [&](int64_t at, const Tensor& to) { queue.read(file, at, bytes_in(to), to.numel()).wait(); };
+    for (const int64_t pages : {0, 1, 2, 7, 16, 101}) {
+      const Tensor out = filled(pages, pages), in = filled(pages, 255, true);
+      queue.write(file, 13 * page, bytes_in(out), out.numel()).wait();
+      read(13 * page, in);
+      CHECK(equal(in, out));
+      if (pages > 0) CHECK(equal(file.map(13 * page, pages * page, u8), out));
     }
     std::vector<Tensor> buffers;  // many requests at once
     std::vector<FileQueue::Transfer> transfers;
     for (int64_t i = 0; i < 40; ++i) {
-      buffers.push_back(zero::aligned_bytes(5 * 4096, false));
-      fill(buffers.back(), i);
-      transfers.push_back(
-          queue.write(file, i * 5 * 4096, static_cast<std::byte*>(buffers.back().raw_data()), 5 * 4096));
+      buffers.push_back(filled(5, i));
+      transfers.push_back(queue.write(file, i * 5 * page, bytes_in(buffers.back()), 5 * page));
     }
     for (auto& t : transfers) t.wait();
-    const Tensor all = zero::aligned_bytes(200 * 4096, false);
-    queue.read(file, 0, static_cast<std::byte*>(all.raw_data()), 200 * 4096).wait();
-    for (int64_t i = 0; i < 40; ++i)
-      CHECK(std::memcmp(static_cast<std::byte*>(all.raw_data()) + i * 5 * 4096, buffers[size_t(i)].raw_data(),
-                        5 * 4096) == 0);
-    file.map(4096, 1024, f32).fill_(2.5);  // a write through the mapping is visible to the next read
-    queue.read(file, 4096, static_cast<std::byte*>(all.raw_data()), 4096).wait();
+    const Tensor all = zero::aligned_bytes(200 * page, false);
+    read(0, all);
+    CHECK(equal(all, cat(buffers, 0)));
+    file.map(page, 1024, f32).fill_(2.5);  // a write through the mapping is visible to the next read
+    read(page, all.narrow(0, 0, page));
     CHECK(static_cast<float*>(all.raw_data())[1023] == 2.5f);
   }
 }
@@ -180,7 +169,7 @@ TEST_CASE("files: more than the disk has room for is refused at once, with both 
 
 TEST_CASE("files: a disk that is full, broken or short is named on all ranks, with file, offset and sizes") {
   const Folder folder;
-  for (const auto engine : {AioOptions::Engine::automatic, AioOptions::Engine::threads}) {
+  for (const auto engine : both_engines) {
     for (const auto& [error, text] : {std::pair{ENOSPC, "got No space left on device"},
                                       {EIO, "got Input/output error"},
                                       {0, "the file is shorter than it was made"}}) {
@@ -224,20 +213,12 @@ TEST_CASE("files: have no name while they are used, and a process that is killed
   const std::string error = message([&] {
     dist::spawn(2,
                 [&](int rank) {
-                  Net net;
-                  optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
-                  Zero zero(net, optimizer,
-                            {.stage = 3,
-                             .offload_optimizer = {.device = Offload::nvme, .nvme_path = folder.path},
-                             .offload_param = {.device = Offload::nvme, .nvme_path = folder.path, .max_in_cpu = 0}});
-                  for (int step = 0; step < 2; ++step) {
-                    loss_of_micro_batch(net, step, rank).backward();
-                    zero.step();
-                  }
+                  NetOnZero on(all_in_files({}, folder.path));
+                  for (const int step : {0, 1}) on.train(step);
                   LOCKSTEP_CHECK(files_in(folder.path).size() == 2 && fs::is_empty(folder.path),
                                  "expected two files without a name");
                   if (rank == 1) raise(SIGKILL);
-                  loss_of_micro_batch(net, 3, rank).backward();
+                  on.backward(3, rank);
                 },
                 {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
   });

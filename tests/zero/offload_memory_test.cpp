@@ -5,7 +5,6 @@
 #include <fstream>
 
 #include "base/threads.h"
-#include "tensor/memory.h"
 #include "tests/zero/util.h"
 
 using namespace lockstep;
@@ -15,14 +14,6 @@ using zero::ZeroOptions;
 
 namespace {
 
-struct Footprint {
-  int64_t parameters, optimizer, offload, peak;
-};
-Footprint footprint() {
-  const MemoryReport r = memory_report();
-  const auto of = [&](Memory m) { return r.category[int(m)].current; };
-  return {of(Memory::parameter), of(Memory::optimizer), of(Memory::offload), r.category[int(Memory::parameter)].peak};
-}
 /// A line of /proc/self/status, in bytes.
 int64_t status_of(const std::string& key) {
   std::ifstream in("/proc/self/status");
@@ -49,28 +40,22 @@ struct Tower : nn::Layer<Tower> {
 
 }  // namespace
 
-TEST_CASE(
-    "offload: the ledger holds nothing of what is offloaded, but in the category of its own: all of it in host memory, "
-    "buffers with files") {
-  struct Row {
+TEST_CASE("offload: what is offloaded is in the ledger's own category: all of it in host memory, buffers with files") {
+  const struct {
     int stage;
     Offload optimizer, parameters;
     double ratio;
-  };
-  const std::vector<Row> rows{{1, Offload::cpu, Offload::none, 1},  {2, Offload::cpu, Offload::none, 1},
-                              {3, Offload::cpu, Offload::cpu, 1},   {3, Offload::cpu, Offload::none, 0.5},
-                              {1, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::none, 1},
-                              {3, Offload::nvme, Offload::nvme, 1}, {3, Offload::nvme, Offload::nvme, 0}};
+  } rows[] = {{1, Offload::cpu, Offload::none, 1},  {2, Offload::cpu, Offload::none, 1},
+              {3, Offload::cpu, Offload::cpu, 1},   {3, Offload::cpu, Offload::none, 0.5},
+              {1, Offload::nvme, Offload::none, 1}, {3, Offload::nvme, Offload::none, 1},
+              {3, Offload::nvme, Offload::nvme, 1}, {3, Offload::nvme, Offload::nvme, 0}};
   for (const int ranks : {1, 2, 4}) {
-    for (const Row& row : rows) {
-      CAPTURE(ranks);
-      CAPTURE(row.stage);
-      CAPTURE(int(row.optimizer));
-      CAPTURE(int(row.parameters));
+    for (const auto& row : rows) {
+      INFO(ranks, " ranks, stage ", row.stage, ", ", name_of(row.optimizer), ", ", name_of(row.parameters));
       on_processes(
           ranks,
           [&](int) {
-            const Footprint before = footprint();
+            const Held before = held();
             Even model;
             model.to(bf16);
             optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
@@ -91,24 +76,19 @@ TEST_CASE(
               zero.step();
               if (step == 0) reset_peak_memory();
             }
-            const Footprint now = footprint();
+            const Held now = held() - before;
             const double share = double(psi) / ranks, largest = 512. * 512;
             const bool parameters_away = row.parameters != Offload::none, in_files = row.optimizer == Offload::nvme;
-            expect("optimizer", now.optimizer - before.optimizer, (1 - row.ratio) * 12 * share);
-            expect("parameters", now.parameters - before.parameters,
-                   parameters_away  ? 0
-                   : row.stage == 3 ? 2 * share
-                                    : 2 * psi);
-            if (parameters_away)
-              LOCKSTEP_CHECK(now.peak - before.parameters <= 2 * largest,
-                             "whole at a time: ", now.peak - before.parameters);
+            expect("optimizer", now.optimizer, (1 - row.ratio) * 12 * share);
+            expect("parameters", now.parameters, parameters_away ? 0 : row.stage == 3 ? 2 * share : 2 * psi);
+            if (parameters_away) LOCKSTEP_CHECK(now.peak <= 2 * largest, "whole at a time: ", now.peak);
             const double tile =
                 // Buffers for files: three values per element of a tile, and the parameters.
                 (row.ratio > 0 ? 12. * 8192 : 0) + (row.parameters == Offload::nvme ? 2. * 8192 : 0);
             double wanted = in_files ? 3 * tile : row.ratio * 12 * share;
             if (row.parameters == Offload::cpu) wanted += 2 * share;
             if (row.parameters == Offload::nvme) wanted += 2 * (2 * largest / ranks);
-            expect("offload", now.offload - before.offload, wanted);
+            expect("offload", now.offload, wanted);
           },
           120);
     }
@@ -116,8 +96,7 @@ TEST_CASE(
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST_CASE(
-    "offload: a model that a rank's memory limit has no room for trains under stage 3 with files, and only then") {
+TEST_CASE("offload: a model larger than a rank's memory limit trains under stage 3 with files, and only then") {
   // Bytes on each of two ranks: parameters, gradients and two moments in f32.
   constexpr double states = 16. * wide * wide * deep / 2;
   const auto run = [&](bool offload) {
@@ -130,18 +109,8 @@ TEST_CASE(
                     const rlimit few{limit, limit};
                     LOCKSTEP_CHECK(setrlimit(RLIMIT_DATA, &few) == 0, "no limit could be set");
                     ZeroOptions o{.stage = 3, .sub_group_size = 1 << 17, .prefetch_bucket_size = wide * wide};
-                    if (offload) {
-                      o.offload_optimizer = {.device = Offload::nvme, .nvme_path = folder};
-                      o.offload_param = {
-                          .device = Offload::nvme, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0};
-                    }
-                    manual_seed(7);
-                    std::optional<Tower> made;
-                    {
-                      const nn::BuildEmpty scope;
-                      made.emplace();
-                    }
-                    Tower& model = *made;
+                    if (offload) o = all_in_files(o), o.offload_param.buffer_count = 2;
+                    Tower model = built_empty<Tower>();
                     optim::AdamW optimizer(model.parameters(), {.lr = 1e-5});
                     Zero zero(model, optimizer, o);
                     double first = 0, last = 0;

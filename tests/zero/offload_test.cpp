@@ -27,6 +27,15 @@ ZeroOptions with(int stage, const Row& row) {
   return o;
 }
 
+/// Tiles of `tile` elements of optimizer state, which is on `device`.
+ZeroOptions tiles_on(Offload device, int64_t tile = 4096, double ratio = 1) {
+  return {.sub_group_size = tile, .offload_optimizer = {.device = device, .nvme_path = folder, .ratio = ratio}};
+}
+/// The same with parameters elsewhere.
+ZeroOptions with_parameters(ZeroOptions o, const zero::OffloadParam& parameters) {
+  o.offload_param = parameters;
+  return o;
+}
 zero::OffloadParam parameters_on(Offload device, int buffers = 2, int64_t in_memory = 0) {
   return {
       .device = device, .nvme_path = folder, .buffer_count = buffers, .buffer_size = 1 << 20, .max_in_cpu = in_memory};
@@ -36,10 +45,10 @@ constexpr int64_t small = 4096, entire = 1 << 30;  // elements of a tile
 
 const std::vector<Row> any_stage{
     {"none, small tiles", {.sub_group_size = small}},
-    {"cpu", {.sub_group_size = entire, .offload_optimizer = {.device = cpu_memory}}},
-    {"cpu, small tiles", {.sub_group_size = small, .offload_optimizer = {.device = cpu_memory}}},
-    {"nvme", {.sub_group_size = entire, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
-    {"nvme, small tiles", {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
+    {"cpu", tiles_on(cpu_memory, entire)},
+    {"cpu, small tiles", tiles_on(cpu_memory)},
+    {"nvme", tiles_on(nvme, entire)},
+    {"nvme, small tiles", tiles_on(nvme)},
     {"nvme, one buffer",
      {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .buffer_count = 1}}},
     {"nvme, two buffers, threads",
@@ -62,62 +71,41 @@ const std::vector<Row> any_stage{
                             .fast_init = true}}},
 };
 const std::vector<Row> stage3_only{
-    {"half of it on cpu", {.sub_group_size = small, .offload_optimizer = {.device = cpu_memory, .ratio = 0.5}}},
-    {"0.7 of it in a file",
-     {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .ratio = 0.7}}},
-    {"none of it", {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .ratio = 0}}},
+    {"half of it on cpu", tiles_on(cpu_memory, small, 0.5)},
+    {"0.7 of it in a file", tiles_on(nvme, small, 0.7)},
+    {"none of it", tiles_on(nvme, small, 0)},
     {"parameters on cpu", {.offload_param = parameters_on(cpu_memory)}},
     {"parameters in a file", {.offload_param = parameters_on(nvme)}},
     {"parameters in a file, one buffer", {.offload_param = parameters_on(nvme, 1)}},
     {"parameters in a file, nothing ahead", {.prefetch_bucket_size = 0, .offload_param = parameters_on(nvme, 5)}},
     {"parameters in a file, no overlap", {.overlap_comm = false, .offload_param = parameters_on(nvme, 5)}},
-    {"some parameters in a file",
-     {.sub_group_size = small,
-      .offload_optimizer = {.device = cpu_memory},
-      .offload_param = parameters_on(nvme, 5, 500)}},
-    {"both in files",
-     {.sub_group_size = small,
-      .offload_optimizer = {.device = nvme, .nvme_path = folder},
-      .offload_param = parameters_on(nvme, 5)}},
+    {"some parameters in a file", with_parameters(tiles_on(cpu_memory), parameters_on(nvme, 5, 500))},
+    {"both in files", with_parameters(tiles_on(nvme), parameters_on(nvme, 5))},
     {"both in files, threads",
      {.sub_group_size = small,
       .offload_optimizer = {.device = nvme, .nvme_path = folder},
       .aio = {.engine = AioOptions::Engine::threads},
       .offload_param = parameters_on(nvme, 3)}},
-    {"both on cpu",
-     {.sub_group_size = small,
-      .offload_optimizer = {.device = cpu_memory},
-      .offload_param = parameters_on(cpu_memory)}},
+    {"both on cpu", with_parameters(tiles_on(cpu_memory), parameters_on(cpu_memory))},
 };
 std::vector<Row> rows_of(int stage) {
   std::vector<Row> rows = any_stage;
   if (stage == 3) rows.insert(rows.end(), stage3_only.begin(), stage3_only.end());
   return rows;
 }
-const Row nvme_everywhere{"both in files",
-                          {.sub_group_size = small,
-                           .offload_optimizer = {.device = nvme, .nvme_path = folder},
-                           .offload_param = parameters_on(nvme)}};
+const Row nvme_everywhere{"both in files", with_parameters(tiles_on(nvme), parameters_on(nvme))};
 
 }  // namespace
 
 TEST_CASE("offload: every place, tile, engine and order of reading and writing: bit-identical to one process") {
   for (const DType dtype : {f32, bf16}) {
-    const double max_norm = dtype == f32 ? 0.05 : 0;
-    const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .max_norm = max_norm, .steps = 3});
+    const ZeroPlan plan{.dtype = dtype, .max_norm = dtype == f32 ? 0.05 : 0, .steps = 3};
+    const Tensors one = train(divided(plan, 1, {.stage = 0}));
     for (const int stage : {0, 1, 2, 3}) {
       for (const Row& row : rows_of(stage)) {
-        for (const auto& [ranks, accumulation] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
-          CAPTURE(dtype);
-          CAPTURE(stage);
-          CAPTURE(row.name);
-          CAPTURE(ranks);
-          CHECK(differing(one, train({.ranks = ranks,
-                                      .accumulation = accumulation,
-                                      .options = with(stage, row),
-                                      .dtype = dtype,
-                                      .max_norm = max_norm,
-                                      .steps = 3})) == "");
+        for (const int ranks : {1, 2, 4}) {
+          INFO(dtype, ", stage ", stage, ", ", row.name, ", ", ranks, " ranks");
+          CHECK(differing(one, train(divided(plan, ranks, with(stage, row)))) == "");
         }
       }
     }
@@ -130,25 +118,16 @@ TEST_CASE("zero: every optimizer, cut into shards or owned whole, in memory, in 
       {"SGD without state", maker<optim::SGD>(optim::SGDOptions{.lr = 0.1})},
       {"Adam", maker<optim::Adam>(optim::AdamOptions{.lr = 1e-2, .amsgrad = true})},
       {"of norms", maker<ByNorm>(ByNormOptions{.lr = 1e-2})}};
-  const Row in_memory{"in memory", {}};
-  const Row ratio{"ratio",
-                  {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .ratio = 0.6}}};
+  const Row in_memory{"in memory", {}}, ratio{"ratio", tiles_on(nvme, small, 0.6)};
   for (const auto& [name, make] : makers) {
     for (const DType dtype : {f32, bf16}) {
-      const Tensors one = train({.dtype = dtype, .steps = 3, .make = make});
+      const ZeroPlan plan{.dtype = dtype, .steps = 3, .make = make};
+      const Tensors one = train(plan);
       for (const int stage : {0, 1, 2, 3}) {
         for (const Row& row : {in_memory, nvme_everywhere, any_stage[2], ratio}) {
           if (stage % 2 == 0 && std::string(row.name) != "in memory") continue;
-          CAPTURE(name);
-          CAPTURE(stage);
-          CAPTURE(dtype);
-          CAPTURE(row.name);
-          CHECK(differing(one, train({.ranks = 4,
-                                      .accumulation = 2,
-                                      .options = with(stage, row),
-                                      .dtype = dtype,
-                                      .steps = 3,
-                                      .make = make})) == "");
+          INFO(name, ", stage ", stage, ", ", dtype, ", ", row.name);
+          CHECK(differing(one, train(divided(plan, 4, with(stage, row)))) == "");
         }
       }
     }
@@ -168,21 +147,14 @@ TEST_CASE("zero: two optimizers, one that takes whole matrices and AdamW for the
 }
 
 TEST_CASE("offload: f64, and a momentum that begins when the file has no room for it") {
-  const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = f64, .steps = 2});
-  CHECK(
-      differing(
-          one, train({.ranks = 2, .accumulation = 4, .options = with(3, nvme_everywhere), .dtype = f64, .steps = 2})) ==
-      "");
+  const ZeroPlan plan{.dtype = f64, .steps = 2};
+  CHECK(differing(train(divided(plan, 1, {.stage = 0})), train(divided(plan, 2, with(3, nvme_everywhere)))) == "");
   CHECK_ERROR(on_ranks(1,
                        [](int) {
-                         Net net;
-                         optim::SGD sgd(net.parameters(), {.lr = 0.1});
-                         Zero zero(net, sgd, with(1, nvme_everywhere));
-                         for (int step = 0; step < 2; ++step) {
-                           loss_of_micro_batch(net, step, 0).backward();
-                           zero.step();
-                           sgd.set(0, "momentum", 0.9);
-                         }
+                         NetOnZero on(with(1, nvme_everywhere), f32, maker<optim::SGD>(optim::SGDOptions{.lr = 0.1}));
+                         on.train(0);
+                         on.optimizer->set(0, "momentum", 0.9);
+                         on.train(1);
                        }),
               "the optimizer now keeps 'momentum_buffer' for ");
 }
@@ -195,56 +167,33 @@ TEST_CASE("zero: pieces of state cover everything once, and load at any stage, p
                         {4, with(3, stage3_only[1])}, {4, with(2, any_stage[2])}, {2, {.stage = 3}}};
   for (const DType dtype : {f32, bf16}) {
     const Tensors one = train({.accumulation = 4, .options = ZeroOptions{.stage = 0}, .dtype = dtype});
-    const auto train_on = [&](Net& net, Zero& zero, int first) {
-      for (int step = first; step < first + 2; ++step) {
-        const int accumulation = 4 / zero.group().size();
-        backwards(zero, accumulation, [&](int64_t micro) { loss_of_micro_batch(net, step, micro, dtype).backward(); });
-        zero.step({.grad_scale = 1. / accumulation});
-      }
-    };
     for (const Plans& plans : {in_memory, in_places}) {
       for (const auto& [ranks, options] : plans) {
-        std::map<std::string, Tensor> saved;
+        Tensors saved;
         std::map<std::string, double> numbers;
         std::mutex mutex;
         on_ranks(ranks, [&, &options = options](int) {
-          manual_seed(1);
-          Net net;
-          net.to(dtype);
-          const auto optimizer = adamw(net.parameters());
-          Zero zero(net, *optimizer, options);
-          train_on(net, zero, 0);
-          const auto pieces = zero.state();
+          NetOnZero on(options, dtype);
+          for (const int step : {0, 1}) on.train(step);
+          const auto pieces = on.zero.state();
           const std::lock_guard lock(mutex);
           for (const auto& piece : pieces) {
-            Tensor& all_of_it = saved[piece.name];
-            if (!all_of_it.defined()) all_of_it = full({numel_of(piece.shape)}, NAN, {.dtype = piece.tensor.dtype()});
-            const Tensor place = all_of_it.narrow(0, piece.range.begin, piece.range.size());
+            const Tensor place = place_of(saved, piece);
             LOCKSTEP_CHECK(all(isnan(place)).item<bool>(), piece.name, ": elements that two ranks have");
             place.copy_(piece.tensor);
           }
-          numbers = zero.numbers();
+          numbers = on.zero.numbers();
         });
         CHECK(saved.size() == (dtype == f32 ? 24 : 32));
         for (const auto& [name, tensor] : saved) CHECK_MESSAGE(!any(isnan(tensor)).item<bool>(), name);
         for (const auto& [to_ranks, to_options] : plans) {
-          const auto found = on_ranks<Tensors>(to_ranks, [&, &to_options = to_options](int) {
-            manual_seed(17);
-            Net net;
-            net.to(dtype);
-            const auto optimizer = adamw(net.parameters());
-            Zero zero(net, *optimizer, to_options);
-            train_on(net, zero, 7);  // existing state is overwritten
-            optimizer->set_lr(0.5);
-            for (const auto& piece : zero.state(true))
-              piece.tensor.copy_(saved.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
-            zero.load_numbers(numbers);
-            zero.loaded();
-            train_on(net, zero, 2);
-            return gathered_parameters(zero, net);
-          });
           INFO(dtype, ", ", ranks, " ranks, stage ", options.stage, " to ", to_ranks, " and ", to_options.stage);
-          CHECK(differing(one, found[0]) == "");
+          CHECK(differing(one, parameters_after(to_ranks, to_options, dtype, [&](NetOnZero& on) {
+                            for (const int step : {7, 8}) on.train(step);  // existing state is overwritten
+                            on.optimizer->set_lr(0.5);
+                            load_from(on.zero, saved, numbers);
+                            for (const int step : {2, 3}) on.train(step);
+                          })) == "");
         }
       }
     }
@@ -252,13 +201,9 @@ TEST_CASE("zero: pieces of state cover everything once, and load at any stage, p
 }
 
 TEST_CASE("offload: invalid settings are rejected with a remedy") {
-  struct Bad {
-    ZeroOptions options;
-    const char* error;
-  };
-  const zero::OffloadParam too_small{
-      .device = nvme, .nvme_path = folder, .buffer_count = 2, .buffer_size = 1000, .max_in_cpu = 0};
-  const std::vector<Bad> rows{
+  zero::OffloadParam too_small = parameters_on(nvme);
+  too_small.buffer_size = 1000;
+  const std::pair<ZeroOptions, std::string> rows[] = {
       {{.stage = 3, .offload_optimizer = {.device = nvme}},
        "offload_optimizer.device nvme needs offload_optimizer.nvme_path"},
       {{.stage = 3, .offload_param = {.device = nvme}}, "offload_param.device nvme needs offload_param.nvme_path"},
@@ -281,19 +226,10 @@ TEST_CASE("offload: invalid settings are rejected with a remedy") {
       {{.stage = 3, .offload_param = {.device = nvme, .nvme_path = "/proc", .max_in_cpu = 0}},
        "expected a folder where a file can be made for the parameter shards of rank"},
   };
-  for (const Bad& row : rows) {
-    for (const int ranks : {1, 2}) {
-      const std::string error = message([&] {
-        on_ranks(ranks, [&](int) {
-          Net net;
-          optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
-          ZeroOptions o = row.options;
-          o.param_persistence_threshold = 0;
-          const Zero zero(net, optimizer, o);
-        });
-      });
-      CAPTURE(row.error);
-      if (ranks == 2 || !contains(row.error, "at least 8192")) CHECK_MESSAGE(contains(error, row.error), error);
-    }
+  for (auto [options, error] : rows) {
+    options.param_persistence_threshold = 0;
+    for (const int ranks : {1, 2})
+      if (ranks == 2 || error != "expected at least 8192")
+        CHECK_ERROR(on_ranks(ranks, [&, &o = options](int) { NetOnZero on(o); }), error);
   }
 }

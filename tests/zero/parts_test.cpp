@@ -38,61 +38,40 @@ struct Other : zero::OtherParts {
 TEST_CASE("zero: a caller's sum of gradients is one backward") {
   const Tensors expected = train({.ranks = 2, .accumulation = 2, .options = zero::ZeroOptions{.stage = 1}, .steps = 3});
   for (const int stage : {0, 1, 2}) {
-    const auto all = on_ranks<Tensors>(2, [&](int rank) {
-      manual_seed(1);
-      Net net;
-      const auto optimizer = adamw(net.parameters());
-      Zero zero(net, *optimizer, {.stage = stage, .hooks = false});
-      for (int step = 0; step < 3; ++step) {
-        parallel::GradientSum sum(net.parameters());
-        for (int i = 0; i < 2; ++i) {
-          loss_of_micro_batch(net, step, rank * 2 + i).backward();
-          CHECK(net.a.weight.grad().defined());
-          sum.add();
-        }
-        sum.finish();
-        zero.add();
-        CHECK_FALSE(net.a.weight.grad().defined());
-        zero.step({.grad_scale = 0.5});
-      }
-      return gathered_parameters(zero, net);
-    });
-    for (const Tensors& mine : all) CHECK_MESSAGE(differing(expected, mine) == "", "stage " << stage);
+    CAPTURE(stage);
+    CHECK(differing(expected, parameters_after(2, {.stage = stage, .hooks = false}, f32, [](NetOnZero& on) {
+                      const Variable& weight = on.net.a.weight;
+                      for (int step = 0; step < 3; ++step) {
+                        parallel::GradientSum sum(on.net.parameters());
+                        for (int i = 0; i < 2; ++i) {
+                          on.backward(step, dist::world().rank() * 2 + i);
+                          CHECK(weight.grad().defined());
+                          sum.add();
+                        }
+                        sum.finish();
+                        on.zero.add();
+                        CHECK_FALSE(weight.grad().defined());
+                        on.zero.step({.grad_scale = 0.5});
+                      }
+                    })) == "");
   }
-}
-
-TEST_CASE("zero: add() is for gradients that no hook gives, below stage 3") {
-  on_ranks(1, [](int) {
-    manual_seed(1);
-    Net net, other;
-    const auto optimizer = adamw(net.parameters()), its = adamw(other.parameters());
-    Zero zero(net, *optimizer, {.stage = 1});
-    CHECK_ERROR(zero.add(), "expected add() with hooks = false");
-    CHECK_ERROR(Zero(other, *its, {.stage = 3, .hooks = false}), "[zero] stage 3 needs hooks");
-  });
 }
 
 TEST_CASE("zero: overflow in other parts of the model skips the step, and their gradients count in the norm") {
   for (const int stage : {0, 1, 2, 3}) {
     on_ranks(2, [&](int) {
-      manual_seed(1);
-      Net net;
-      const auto optimizer = adamw(net.parameters());
-      Zero zero(net, *optimizer, {.stage = stage, .nonfinite = NonFinite::skip});
+      NetOnZero on({.stage = stage, .nonfinite = NonFinite::skip});
       Other other;
       other.overflowed = true;
-      const Tensors before = [&] { return gathered_parameters(zero, net); }();
-      loss_of_micro_batch(net, 0, 0).backward();
-      const auto skipped = zero.step({.others = &other});
+      const Tensors before = on.parameters();
+      on.backward(0, 0);
+      const auto skipped = on.zero.step({.others = &other});
       CHECK((skipped.skipped && skipped.first_nonfinite == "there.weight" && skipped.rank == 7 && other.asked == 1));
-      {
-        const auto full = zero.gathered();
-        CHECK(differing(before, copy_parameters(net)) == "");
-      }
+      CHECK(differing(before, on.parameters()) == "");
       other = {};
       other.norm_there = 12;
-      loss_of_micro_batch(net, 0, 0).backward();
-      const auto done = zero.step({.max_norm = 1, .others = &other});
+      on.backward(0, 0);
+      const auto done = on.zero.step({.max_norm = 1, .others = &other});
       CHECK((!done.skipped && done.norm > 12 && done.norm < 20 && other.asked == 2));
     });
   }
