@@ -45,8 +45,27 @@ inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
   return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+/// Makes SGD.
+inline auto sgd_of(double lr) {
+  return [lr](nn::Module& m) { return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = lr}); };
+}
+
 /// A copy of all parameters, gathered from all ranks.
 inline Tensors full_parameters(engine::EngineBase& e, nn::Module& net) { return gathered_parameters(e.zero(), net); }
+
+/// A Net, and the engine that trains it on this rank.
+struct NetEngine {
+  explicit NetEngine(engine::InitializeArgs args, std::unique_ptr<Net> own = make_net())
+      : net(std::move(own)), e(*net, std::move(args)) {}
+  Tensors parameters() { return full_parameters(e, *net); }
+  /// The backward of a loss of constant data, and step().
+  void train_once(int64_t rows = 2) { backward(rows), e.step(); }
+  void backward(int64_t rows = 2) { e.backward(loss(rows)); }
+  Variable loss(int64_t rows = 2) { return mean(square(e(ones({rows, 6})))); }
+
+  std::unique_ptr<Net> net;
+  engine::Engine<Net> e;
+};
 
 /// Trains `steps` steps of an engine with its own loader, from the current position.
 template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
