@@ -92,29 +92,26 @@ TEST_CASE("context: a PipelineEngine without an engine averages over replicas an
 TEST_CASE("context: the engine's data loader, and rejected settings") {
   on_ranks(4, [](int rank) {
     const parallel::Mesh mesh(parallel::parse_plan("dp2+cp2"), dist::world());
-    const auto net = make_net();
-    optim::SGD optimizer(net->parameters(), {.lr = 0.3});
-    engine::Engine<Net> e(*net, {.optimizer = &optimizer,
-                                 .training_data = data::share(samples()),
-                                 .config = config_of(0, 2),
-                                 .mesh = &mesh,
-                                 .log = quiet});
+    NetEngine n({.optimizer = sgd_of(0.3),
+                 .training_data = data::share(samples()),
+                 .config = config_of(0, 2),
+                 .mesh = &mesh,
+                 .log = quiet});
+    auto& e = n.e;
     CHECK(e.train_batch_size() == 8);
     CHECK(e.micro_batch() == rank / 2 * 2);
     const Tensor mine = (*e.training_dataloader()->begin()).input, all = empty({4, mine.numel()});
     dist::world().all_gather(all, mine.reshape({-1}));
     CHECK((equal(all[0], all[1]) && equal(all[2], all[3]) && !equal(all[0], all[2])));
-    const auto refused = [&](engine::InitializeArgs args) {
-      args.optimizer = &optimizer;
-      args.config = config_of(0, 2);
-      Mlp layers_unknown;
-      return message([&] { engine::Engine<Mlp>(layers_unknown, std::move(args)); });
-    };
-    CHECK(contains(refused({.group = &dist::world(), .mesh = &mesh}), "expected a group or a mesh, got both"));
     const parallel::Mesh stages(parallel::parse_plan("pp2+cp2"), dist::world());
-    CHECK(contains(refused({.mesh = &stages}), "2 stages need 2 layers, the model has 1"));
-    const auto model = make_gpt(mesh);
-    CHECK_ERROR(engine::Engine<nn::GPT>(*model, {.optimizer = &optimizer, .config = config_of(0, 2), .mesh = &stages}),
+    const auto make = [&](nn::Module& model, dist::ProcessGroup* group, const parallel::Mesh& of) {
+      engine::EngineBase({std::shared_ptr<void>(), &model},
+                         {.optimizer = &e.optimizer(), .config = config_of(0, 2), .group = group, .mesh = &of});
+    };
+    Mlp layers_unknown;
+    CHECK_ERROR(make(layers_unknown, &dist::world(), mesh), "expected a group or a mesh, got both");
+    CHECK_ERROR(make(layers_unknown, nullptr, stages), "2 stages need 2 layers, the model has 1");
+    CHECK_ERROR(make(*make_gpt(mesh), nullptr, stages),
                 "expected a function that makes the optimizer of this rank's part, as pp2+cp2 cuts");
     CHECK_ERROR(e.train_batch(), "training_data gives whole sequences, and dp2+cp2 needs each rank's part");
   });

@@ -44,11 +44,6 @@ PipelineModule module_of(int stages) {
   return m;
 }
 
-std::unique_ptr<optim::Schedule> make_warmup(optim::Optimizer& o) {
-  return std::make_unique<optim::WarmupLR>(
-      o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
-}
-
 EngineBase make_engine(int stages, const Config& config) {
   return engine::initialize(module_of(stages), {.optimizer = make_adamw,
                                                 .training_data = data::share(samples()),

@@ -25,12 +25,7 @@ struct SavingTrainer {
   explicit SavingTrainer(const Config& config)
       : own({.optimizer = make_adamw,
              .training_data = data::share(samples(40)),
-             .lr_scheduler =
-                 [](optim::Optimizer& o) {
-                   return std::make_unique<optim::WarmupLR>(
-                       o, optim::WarmupLR::Options{
-                              .warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
-                 },
+             .lr_scheduler = make_warmup,
              .config = config,
              .log = [this](const std::string& text) { said.push_back(text); }}) {}
   Tensors parameters() { return own.parameters(); }

@@ -3,8 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "data/json.h"
 #include "tests/engine/util.h"
@@ -20,13 +18,6 @@ struct Span {
   double begin, end;  // microseconds
 };
 
-data::Json records_of(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return data::parse_json(text.str(), path);
-}
-
 /// Runs `run` on one rank; returns the records of its trace, sorted by their beginning.
 std::vector<Span> traced(const std::function<void()>& run) {
   const TempDir folder;
@@ -36,13 +27,13 @@ std::vector<Span> traced(const std::function<void()>& run) {
     trace::stop();
   });
   std::vector<Span> all;
-  const data::Json records = records_of(folder / "rank-0.json");
+  const data::Json records = data::read_json(folder / "rank-0.json");
   for (const data::Json& one : records.as_array()) {
     if (one.at("ph").as_string() != "X") continue;
     const double begin = one.at("ts").as_number();
     all.push_back({one.at("name").as_string(), one.at("cat").as_string(), begin, begin + one.at("dur").as_number()});
   }
-  std::sort(all.begin(), all.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::ranges::sort(all, {}, &Span::begin);
   return all;
 }
 
@@ -56,10 +47,9 @@ void check_forwards(const std::vector<Span>& spans, const std::vector<std::strin
     for (const Span& other : spans)
       if (other.begin > forward.begin && (other.category == "backward" || other.category == "optimizer"))
         CHECK(other.begin >= forward.end);
-    const bool has_operations = std::any_of(spans.begin(), spans.end(), [&](const Span& one) {
+    CHECK(std::ranges::any_of(spans, [&](const Span& one) {
       return one.category == "operation" && one.begin >= forward.begin && one.end <= forward.end;
-    });
-    CHECK(has_operations);
+    }));
   }
   CHECK(found == names);
 }
@@ -86,20 +76,14 @@ TEST_CASE(
 
 TEST_CASE("trace of an engine: the same in a user's loop, and none in evaluation") {
   const auto loop = [](bool in_evaluation) {
-    const auto net = make_net();
-    auto made = engine::initialize(*net, {.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
-    auto& engine = made.engine;
-    const auto data = samples();
+    NetEngine n({.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
     for (int64_t micro = 0; micro < 4; ++micro) {
-      const data::Example one = data.get(micro);
-      const Tensor x = one.input.view({1, 6}), y = one.target.view({1});
-      if (in_evaluation) {
-        const NoGrad no_grad;
-        engine(x);
+      if (!in_evaluation) {
+        n.train_once();
         continue;
       }
-      engine.backward(cross_entropy(engine(x), y));
-      engine.step();
+      const NoGrad no_grad;
+      n.loss();
     }
   };
   check_forwards(traced([&] { loop(false); }), two_steps);
@@ -119,7 +103,7 @@ TEST_CASE("trace of an engine: a rank's wait in a collective has a record of its
   });
   for (const char* file : {"rank-0.json", "rank-1.json"}) {
     int waits = 0;
-    const data::Json records = records_of(folder / file);
+    const data::Json records = data::read_json(folder / file);
     for (const data::Json& one : records.as_array()) {
       const data::Json* category = one.find("cat");
       waits += category && category->as_string() == "wait";

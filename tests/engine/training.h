@@ -256,10 +256,7 @@ inline Subject gpt_subject(double dropout) {
                 const Tensor tokens = randint(0, subject_vocab, {2, 16});
                 return pipeline::Sample{{tokens}, {tokens}};
               },
-          .optimizer =
-              [](nn::Module& m) {
-                return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = 0.3, .momentum = 0.9});
-              },
+          .optimizer = optimizer_of<optim::SGD>(optim::SGDOptions{.lr = 0.3, .momentum = 0.9}),
           .loss =
               [](const pipeline::Values& out, const std::vector<Tensor>& y) {
                 return cross_entropy(out[0].view({-1, subject_vocab}), y[0].reshape({-1}));

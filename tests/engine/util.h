@@ -45,9 +45,11 @@ inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
   return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
-/// Makes SGD.
-inline auto sgd_of(double lr) {
-  return [lr](nn::Module& m) { return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = lr}); };
+inline auto sgd_of(double lr) { return optimizer_of<optim::SGD>(optim::SGDOptions{.lr = lr}); }
+/// A warm-up to 2e-2 in eight steps.
+inline std::unique_ptr<optim::Schedule> make_warmup(optim::Optimizer& o) {
+  return std::make_unique<optim::WarmupLR>(
+      o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
 }
 
 /// A copy of all parameters, gathered from all ranks.
