@@ -207,11 +207,8 @@ TEST_CASE("pipeline engine: impossible settings are rejected on all ranks with a
     e.train();
     CHECK(std::isfinite(e.train_batch()));
   });
-  CHECK(contains(message([] {
-                   Net net;
-                   Config c = config_of(0, 8);
-                   c.pipeline.stages = 2;
-                   on_ranks<int>(1, [&](int) { return int(engine::initialize(net, c).global_steps()); });
-                 }),
-                 "it is for 2 ranks, and there is 1"));
+  Net net;
+  Config two = config_of(0, 8);
+  two.pipeline.stages = 2;
+  CHECK_ERROR(on_ranks(1, [&](int) { engine::initialize(net, two); }), "it is for 2 ranks, and there is 1");
 }
