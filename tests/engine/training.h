@@ -26,6 +26,8 @@ struct Subject {
   std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer = make_adamw;
   /// The loss in a loop written by hand. Empty: the module's loss_fn.
   pipeline::Loss loss = {};
+  /// In a loop, how many targets count: then `loss` is a sum over them. Empty: it is a mean.
+  std::function<int64_t(const Tensor& targets)> tokens = {};
 };
 
 /// How a subject is trained.
@@ -105,7 +107,8 @@ inline Tensors train(const Subject& subject, const Training& t) {
         const pipeline::Sample sample = *data(e.micro_batch());
         Variable one = loss({(*called)(sample.inputs[0])}, sample.targets);
         if (const Variable own = nn::own_loss(*model); own.defined()) one = add(one, own.to(one.dtype()));
-        e.backward(one);
+        if (subject.tokens) e.backward(one, subject.tokens(sample.targets[0]));
+        else e.backward(one);
         e.step();
       }
       const double norm = e.get_global_grad_norm();

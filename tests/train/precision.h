@@ -65,10 +65,7 @@ inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::
                     train::TrainerOptions{
                         .batches = [&](int64_t step, int64_t micro,
                                        int64_t n) { return batches.sample(step, micro, n, sizes.context); },
-                        .optimizer =
-                            [](nn::Module& m) {
-                              return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 5e-4});
-                            },
+                        .optimizer = optimizer_of<optim::AdamW>(optim::AdamWOptions{.lr = 5e-4}),
                         // Without a warm-up, f32 is as far from itself when its last bits change.
                         .schedule =
                             [](optim::Optimizer& optimizer, int64_t steps) {
