@@ -5,17 +5,14 @@
 
 using namespace lockstep;
 using namespace testing;
-using sequence::ContextOptions, sequence::TokenOrder;
+using sequence::ContextKind;
 
 namespace {
-
-/// The context-parallel group of a mesh that outlives it.
-std::shared_ptr<dist::ProcessGroup> cp_of(const parallel::Mesh& mesh) { return {std::shared_ptr<void>(), &mesh.cp()}; }
 
 const Subject subject = gpt_subject(0);
 std::shared_ptr<nn::GPT> make_gpt(const parallel::Mesh& mesh) {
   const auto model = std::static_pointer_cast<nn::GPT>(subject.make(mesh).model);
-  if (mesh.plan().cp > 1) sequence::share_sequences(*model, cp_of(mesh));
+  if (mesh.plan().cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()});
   return model;
 }
 
@@ -41,8 +38,7 @@ TEST_CASE("context: losses by tokens are near those of one process, at every sta
   };
   const Tensors one = train(by_tokens, {.steps = 3, .loop = true});
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const auto& [plan, kind] :
-         {std::pair{"cp2", sequence::ContextKind::ulysses}, {"dp2+cp2", sequence::ContextKind::ring}}) {
+    for (const auto& [plan, kind] : {std::pair{"cp2", ContextKind::ulysses}, {"dp2+cp2", ContextKind::ring}}) {
       const Training t{.plan = str(plan, "+zero", stage), .steps = 3, .loop = true, .context = {kind}};
       check_same(one, train(by_tokens, t), {4e-13, 4e-13, 1e-12}, text_of(by_tokens, t));
     }
@@ -57,8 +53,8 @@ TEST_CASE("context: a PipelineEngine without an engine averages over replicas an
       pipeline::PipelineEngine e(layers, {.stages = mesh.plan().pp, .micro_batches = 4 / mesh.plan().dp, .mesh = &mesh},
                                  loss_of);
       const double loss = e.train_batch([&](int64_t micro) {
-        const Tensor tokens =
-            sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp, TokenOrder::zigzag);
+        const Tensor tokens = sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp,
+                                              sequence::TokenOrder::zigzag);
         return pipeline::Sample{{tokens}, {tokens}};
       });
       return Tensors{

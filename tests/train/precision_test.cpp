@@ -4,20 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "autograd/ops.h"
-#include "data/files.h"
-#include "nn/container.h"
-#include "nn/conv.h"
-#include "nn/linear.h"
-#include "nn/models/gpt.h"
-#include "nn/norm.h"
-#include "optim/optim.h"
-#include "tensor/ops.h"
-#include "tensor/random.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #include "tests/train/precision.h"
-#include "train/trainer.h"
 
 using namespace lockstep;
 using namespace testing;

@@ -4,12 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "autograd/ops.h"
-#include "data/dataset.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
-#include "tensor/ops.h"
-#include "tensor/random.h"
 #include "tests/messages.h"
 #include "tests/models.h"
 #include "tests/output.h"
