@@ -23,13 +23,12 @@ TEST_CASE(
   for (const bool drop : {false, true}) {
     const auto run = [&](int ranks) {
       return on_ranks<Tensors>(ranks, [&](int rank) {
-        const auto net = make_net(rank);
-        const auto optimizer = make_adamw(*net);
         Config c = config_of(2, 4 / ranks);
         c.dataloader_drop_last = drop;
         const auto data = samples(19);
-        auto [e, same, loader, schedule] = initialize(
-            *net, {.optimizer = optimizer.get(), .training_data = data::share(data), .config = c, .log = quiet});
+        NetEngine n({.optimizer = make_adamw, .training_data = data::share(data), .config = c, .log = quiet},
+                    make_net(rank));
+        auto* const loader = n.e.training_dataloader();
         // Micro-batches of 2 in steps of 8 samples: 2 steps, or 3 with the incomplete one.
         CHECK(loader->size() * ranks == (drop ? 8 : 12));
         const data::MicroBatchSampler sampler({.samples = 19,
@@ -46,8 +45,8 @@ TEST_CASE(
         for (const int64_t i : sampler(0))
           for (const float value : data.get(i).input.to_vector<float>()) expected.push_back(value);
         CHECK(dealt == expected);
-        train_steps(e, 7);
-        return full_parameters(e, *net);
+        train_steps(n.e, 7);
+        return n.parameters();
       })[0];
     };
     CHECK(differing(run(1), run(2)) == "");
@@ -351,10 +350,7 @@ TEST_CASE("engine: eval_batch is the mean over the targets of all micro-batches 
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [&](int) {
       const std::shared_ptr<Net> net = make_net();
-      engine::EngineBase e({.model = net,
-                            .loss_fn = [](const pipeline::Values& out,
-                                          const std::vector<Tensor>& y) { return cross_entropy(out[0], y[0]); },
-                            .tokens = count},
+      engine::EngineBase e({.model = net, .loss_fn = loss_of_scores, .tokens = count},
                            {.optimizer = make_adamw, .config = config_of(0, 1), .log = quiet});
       const Tensor x = samples(8).get_batch(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7}).value().input;
       const Tensor y[] = {ignored, one, both, ignored};

@@ -35,10 +35,7 @@ std::vector<LayerSpec> net_layers() {
 }
 
 PipelineModule module_of(int stages) {
-  PipelineModule m{
-      .layers = net_layers(),
-      .loss_fn = [](const Values& y, const std::vector<Tensor>& targets) { return cross_entropy(y[0], targets[0]); },
-      .num_stages = stages};
+  PipelineModule m{.layers = net_layers(), .loss_fn = loss_of_scores, .num_stages = stages};
   if (stages > 1) m.partition_method = "uniform";
   if (stages == 3) m.bounds = {0, 2, 4, 5};
   return m;

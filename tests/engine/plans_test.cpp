@@ -16,29 +16,23 @@ const ContextOptions ring{}, contiguous{ContextKind::ring, TokenOrder::contiguou
 
 /// Four experts in every second block of a GPT.
 Subject experts_subject(const char* name, const moe::MoeOptions& experts, double dropout = 0) {
-  return {.name = name,
-          .make =
-              [=](const parallel::Mesh& mesh) {
-                manual_seed(3);
-                auto model = std::make_shared<nn::GPT>(nn::GPT::Options{
-                    .vocab = subject_vocab, .context = 6, .layers = 4, .width = 8, .heads = 2, .dropout = dropout});
-                std::shared_ptr<dist::ProcessGroup> group;
-                if (mesh.plan().ep > 1) group = {std::shared_ptr<void>(), &mesh.ep()};
-                moe::add_experts(*model, experts, 2, group);
-                return engine::PipelineModule{.model = model};
-              },
-          .sample =
-              [](int64_t step, int64_t micro) {
-                std::vector<int64_t> tokens;
-                for (int64_t i = 0; i < 24; ++i)
-                  tokens.push_back((i * i * 3 + step * 5 + micro * 7 + i / 5) % subject_vocab);
-                const Tensor all = Tensor::from(tokens, {2, 12});
-                return pipeline::Sample{{all.narrow(1, 0, 6).contiguous()}, {all.narrow(1, 1, 6).contiguous()}};
-              },
-          .loss =
-              [](const pipeline::Values& out, const std::vector<Tensor>& y) {
-                return cross_entropy(out[0].view({-1, subject_vocab}), y[0].reshape({-1}));
-              }};
+  Subject s{.name = name, .loss = loss_of_words};
+  s.make = [=](const parallel::Mesh& mesh) {
+    manual_seed(3);
+    auto model = std::make_shared<nn::GPT>(nn::GPT::Options{
+        .vocab = subject_vocab, .context = 6, .layers = 4, .width = 8, .heads = 2, .dropout = dropout});
+    std::shared_ptr<dist::ProcessGroup> group;
+    if (mesh.plan().ep > 1) group = {std::shared_ptr<void>(), &mesh.ep()};
+    moe::add_experts(*model, experts, 2, group);
+    return engine::PipelineModule{.model = model};
+  };
+  s.sample = [](int64_t step, int64_t micro) {
+    std::vector<int64_t> tokens;
+    for (int64_t i = 0; i < 24; ++i) tokens.push_back((i * i * 3 + step * 5 + micro * 7 + i / 5) % subject_vocab);
+    const Tensor all = Tensor::from(tokens, {2, 12});
+    return pipeline::Sample{{all.narrow(1, 0, 6).contiguous()}, {all.narrow(1, 1, 6).contiguous()}};
+  };
+  return s;
 }
 const moe::MoeOptions exact_experts{.experts = 4,
                                     .top_k = 2,

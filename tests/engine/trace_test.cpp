@@ -61,14 +61,11 @@ const std::vector<std::string> two_steps{"forward 0", "forward 1", "forward 0", 
 TEST_CASE(
     "trace of an engine: in train_batch(), a forward's record ends before the backward and the optimizer step begin") {
   check_forwards(traced([] {
-                   engine::PipelineModule module{.model = std::shared_ptr<nn::Module>(make_net())};
-                   module.loss_fn = [](const pipeline::Values& y, const std::vector<Tensor>& targets) {
-                     return cross_entropy(y.at(0), targets.at(0));
-                   };
-                   auto engine = engine::initialize(std::move(module), {.optimizer = make_adamw,
-                                                                        .training_data = data::share(samples()),
-                                                                        .config = config_of(0, 2),
-                                                                        .log = quiet});
+                   engine::EngineBase engine({.model = make_net(), .loss_fn = loss_of_scores},
+                                             {.optimizer = make_adamw,
+                                              .training_data = data::share(samples()),
+                                              .config = config_of(0, 2),
+                                              .log = quiet});
                    for (int step = 0; step < 2; ++step) engine.train_batch();
                  }),
                  two_steps);

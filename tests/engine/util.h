@@ -34,6 +34,11 @@ inline Config config_of(int stage, int64_t accumulation, DType dtype = f32) {
   return c;
 }
 
+/// The cross entropy of a model's scores, as the loss of a PipelineModule.
+inline Variable loss_of_scores(const pipeline::Values& out, const std::vector<Tensor>& targets) {
+  return cross_entropy(out[0], targets[0]);
+}
+
 /// The model; its values differ between ranks.
 inline std::unique_ptr<Net> make_net(int rank = 0) {
   manual_seed(1 + uint64_t(rank));  // only the values of rank 0 matter: they are broadcast

@@ -96,52 +96,41 @@ TEST_CASE("pipeline faults: ranks that have different models or options") {
 }
 
 TEST_CASE("pipeline faults: in a step") {
+  const auto good = [](int64_t) { return ones_of(2); };
+  const auto too_wide = [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); };
+  const auto with_function = [](const char* name, const auto& fn) {
+    return [=](auto& layers) {
+      layers[1] = layer(name, LayerSpec::Forward([=](nn::Module*, const Values& in) { return fn(in); }));
+    };
+  };
   struct Row {
     const char* expected;
-    std::function<void(std::vector<LayerSpec>&)> change;
-    std::function<std::optional<Sample>(int64_t)> data;
-    EngineOptions options;
+    std::function<void(std::vector<LayerSpec>&)> change = {};
+    std::function<std::optional<Sample>(int64_t)> data = [](int64_t) { return ones_of(2); };
+    EngineOptions options = {};
   };
-  const auto good = [](int64_t) { return ones_of(2); };
   const std::vector<Row> rows{
-      {"the data ended before micro-batch 2 of step 0, expected 4 micro-batches",
-       {},
-       [](int64_t m) { return m < 2 ? ones_of(2) : std::nullopt; },
-       {.micro_batches = 4}},
-      {"[pipeline] layer 2: [linear]",
-       [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); },
-       good,
-       {.micro_batches = 4}},
-      {"[pipeline] layer 2: [linear]",
-       [](auto& layers) { layers[2] = layer<nn::Linear>({.in = 5, .out = 4}); },
-       good,
-       {.micro_batches = 4, .checkpoint_interval = 2}},
-      {"stage 0 gives f32 (3, 4) after 0 random calls for micro-batch 1, it gave f32 (2, 4)",
-       {},
-       [](int64_t m) { return ones_of(m == 1 ? 3 : 2); },
-       {.micro_batches = 4}},
-      {"at most 16 tensors between two stages, got 17",
-       [](auto& layers) {
-         layers[1] = layer("many", LayerSpec::Forward([](nn::Module*, const Values& in) { return Values(17, in[0]); }));
-       },
-       good,
-       {.bounds = {0, 2, 4}}},
+      {.expected = "the data ended before micro-batch 2 of step 0, expected 4 micro-batches",
+       .data = [](int64_t m) { return m < 2 ? ones_of(2) : std::nullopt; },
+       .options = {.micro_batches = 4}},
+      {.expected = "[pipeline] layer 2: [linear]", .change = too_wide, .options = {.micro_batches = 4}},
+      {.expected = "[pipeline] layer 2: [linear]",
+       .change = too_wide,
+       .options = {.micro_batches = 4, .checkpoint_interval = 2}},
+      {.expected = "stage 0 gives f32 (3, 4) after 0 random calls for micro-batch 1, it gave f32 (2, 4)",
+       .data = [](int64_t m) { return ones_of(m == 1 ? 3 : 2); },
+       .options = {.micro_batches = 4}},
+      {.expected = "at most 16 tensors between two stages, got 17",
+       .change = with_function("many", [](const Values& in) { return Values(17, in[0]); }),
+       .options = {.bounds = {0, 2, 4}}},
       {"layer 1 (none): expected the layer to return a tensor, got none",
-       [](auto& layers) {
-         layers[1] = layer("none", LayerSpec::Forward([](nn::Module*, const Values&) { return Values{}; }));
-       },
-       good,
-       {}},
+       with_function("none", [](const Values&) { return Values{}; })},
       {"expected one tensor, got 2; give the layer a function",
        [](auto& layers) {
          layers[0].with([](nn::Module* m, const Values& in) { return Values{m->call(in[0]), in[0]}; });
-       },
-       good,
-       {}},
-      {"the disk is on fire",
-       {},
-       [](int64_t) -> std::optional<Sample> { throw std::runtime_error("the disk is on fire"); },
-       {}},
+       }},
+      {.expected = "the disk is on fire",
+       .data = [](int64_t) -> std::optional<Sample> { throw std::runtime_error("the disk is on fire"); }},
   };
   for (const Row& row : rows) {
     for (const int ranks : {2, 4}) {
