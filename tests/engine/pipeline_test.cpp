@@ -17,21 +17,16 @@ namespace {
 
 /// Net of tests/models.h as a list of layers with the same names, followed by a layer without parameters.
 std::vector<LayerSpec> net_layers() {
-  const auto with = [](auto fn) {
-    return [fn](nn::Module* m, const Values& in) { return Values{fn(m->call(in.at(0)), m->is_training())}; };
+  const auto dropped = [](const auto& fn) {
+    return
+        [fn](nn::Module* m, const Values& in) { return Values{dropout(fn(m->call(in.at(0))), 0.2, m->is_training())}; };
   };
-  std::vector<LayerSpec> layers;
-  layers.push_back(layer<nn::Linear>({.in = 6, .out = 130}).named("a"));
-  layers.push_back(layer<nn::LayerNorm>({.shape = {130}}).named("norm").with(with([](const Variable& x, bool training) {
-    return dropout(gelu(x), 0.2, training);
-  })));
-  layers.push_back(layer<nn::Linear>({.in = 130, .out = 97}).named("b").with(with([](const Variable& x, bool training) {
-    return dropout(relu(x), 0.2, training);
-  })));
-  layers.push_back(layer<nn::Linear>({.in = 97, .out = 3}).named("c"));
-  // makes the last of three stages one without parameters
-  layers.push_back(layer("identity", [](const Variable& x) { return x; }));
-  return layers;
+  return {layer<nn::Linear>({.in = 6, .out = 130}).named("a"),
+          layer<nn::LayerNorm>({.shape = {130}}).named("norm").with(dropped([](const Variable& x) { return gelu(x); })),
+          layer<nn::Linear>({.in = 130, .out = 97}).named("b").with(dropped([](const Variable& x) { return relu(x); })),
+          layer<nn::Linear>({.in = 97, .out = 3}).named("c"),
+          // makes the last of three stages one without parameters
+          layer("identity", [](const Variable& x) { return x; })};
 }
 
 PipelineModule module_of(int stages) {

@@ -85,11 +85,10 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
   for (const Row& row : rows) {
     const TempDir folder;
     save_after(row.from, folder / "run", 7);  // 40 samples, 8 per step: the middle of the second epoch
-    const auto after = on_ranks<Tensors>(row.to.ranks, [&](int) {
+    const Tensors after = alike(row.to.ranks, [&](int) {
       manual_seed(77);
       SavingTrainer t(row.to.config);
-      const auto loaded = t.e.load_checkpoint(folder / "run");
-      CHECK(loaded);
+      CHECK(t.e.load_checkpoint(folder / "run"));
       CHECK(t.e.global_steps() == 7);
       CHECK(t.e.global_samples() == 56);
       CHECK(t.e.lr_scheduler()->last_step() == 7);
@@ -97,12 +96,9 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
       train_steps(t.e, 5);
       return t.parameters();
     });
-    CAPTURE(row.dtype);
-    CAPTURE(row.from.ranks);
-    CAPTURE(row.from.config.zero_optimization.stage);
-    CAPTURE(row.to.ranks);
-    CAPTURE(row.to.config.zero_optimization.stage);
-    for (const Tensors& one : after) CHECK(differing(entire[row.dtype], one) == "");
+    CHECK_MESSAGE(differing(entire[row.dtype], after) == "", row.dtype, ", ", row.from.ranks, " ranks in stage ",
+                  row.from.config.zero_optimization.stage, " to ", row.to.ranks, " in stage ",
+                  row.to.config.zero_optimization.stage);
   }
 }
 

@@ -241,21 +241,15 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
       CAPTURE(full);
       const std::string name = wrapper.name;
       if (full && name == "engine, 2 stages") continue;
-      const auto found =
-          on_ranks<Tensors>(wrapper.ranks, [&](int rank) { return train_in_phases(wrapper, rank, full); });
-      size_t observed = 0;
-      for (const Tensors& rank : found) {
-        for (const auto& [key, tensor] : rank) {
-          CAPTURE(key);
-          if (name != "engine, 1 bit") CHECK(allclose(tensor, one.at(key), 1e-4, 1e-5));
-          for (const Tensors& other : found)
-            if (other.count(key)) CHECK(equal(tensor, other.at(key)));
-          if (full && key.starts_with("2 a"))  // frozen in phase 2: neither weight decay nor momentum changes it
-            CHECK(equal(tensor, rank.at("1" + key.substr(1))));
-        }
-        observed += rank.size();
+      const Tensors found =
+          merged(on_ranks<Tensors>(wrapper.ranks, [&](int rank) { return train_in_phases(wrapper, rank, full); }));
+      CHECK(found.size() == one.size());
+      for (const auto& [key, tensor] : found) {
+        CAPTURE(key);
+        if (name != "engine, 1 bit") CHECK(allclose(tensor, one.at(key), 1e-4, 1e-5));
+        if (full && key.starts_with("2 a"))  // frozen in phase 2: neither weight decay nor momentum changes it
+          CHECK(equal(tensor, found.at("1" + key.substr(1))));
       }
-      CHECK(observed >= one.size());
     }
   }
 }
@@ -281,25 +275,20 @@ TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, o
           net->a.weight.requires_grad_(true);
           w.step(1);
         });
-        for (const auto& [key, tensor] : before) {
-          for (auto& p : net->named_parameters()) {
-            if (p.name == key && !p.variable.tensor().storage()->is_empty())
-              CHECK_MESSAGE(equal(p.variable.tensor(), tensor), key);
-          }
-        }
+        for (auto& p : net->named_parameters())
+          if (before.count(p.name) && !p.variable.tensor().storage()->is_empty())
+            CHECK_MESSAGE(equal(p.variable.tensor(), before.at(p.name)), p.name);
         return said;
       });
-      for (const std::string& said : found)
-        CHECK_MESSAGE(contains(said, (name == "accumulator" ? std::string("a parameter of shape (6, 4)")
-                                                            : std::string("a.weight")) +
-                                         " requires grad, but it was frozen when the model was wrapped"),
-                      said);
+      const std::string expected = str(name == "accumulator" ? "a parameter of shape (6, 4)" : "a.weight",
+                                       " requires grad, but it was frozen when the model was wrapped");
+      for (const std::string& said : found) CHECK_MESSAGE(contains(said, expected), said);
     }
   }
 }
 
 TEST_CASE("unfreezing: wrapped anew, the same optimizer goes on") {
-  const auto found = on_ranks<Tensors>(2, [&](int rank) {
+  const Tensors found = alike(2, [&](int rank) {
     const Shared net = make_three();
     const auto adamw = adamw_of(*net);
     for (size_t phase = 0; phase < phases.size(); ++phase) {
@@ -315,10 +304,7 @@ TEST_CASE("unfreezing: wrapped anew, the same optimizer goes on") {
     return copy_parameters(*net);
   });
   const Tensors one = train_in_phases(by_one_process, 0, true);
-  for (const auto& [name, tensor] : found[0]) {
-    CHECK(equal(tensor, found[1].at(name)));
-    CHECK_MESSAGE(allclose(tensor, one.at("3 " + name), 1e-4, 1e-5), name);
-  }
+  for (const auto& [name, tensor] : found) CHECK_MESSAGE(allclose(tensor, one.at("3 " + name), 1e-4, 1e-5), name);
 }
 
 TEST_CASE("unfreezing: ranks that freeze other parameters all fail, and are told which") {
