@@ -1,7 +1,5 @@
 // Pipelines under the engine, made of a list of layers: the bits of one rank, the whole state, rejected settings.
 // Models in stages: plans_test.cpp.
-#include <doctest/doctest.h>
-
 #include <cmath>
 
 #include "data/safetensors.h"

@@ -1,6 +1,4 @@
 // Checkpoints of an engine: resuming under any stage and number of ranks, partial loading, and rejected files.
-#include <fstream>
-
 #include "data/safetensors.h"
 #include "tests/engine/util.h"
 

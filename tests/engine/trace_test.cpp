@@ -1,7 +1,5 @@
 // Traces of an engine's steps: the record of a forward ends before its backward begins, whether the engine or the user
 // runs the loop. A rank's waits in collectives have records of their own.
-#include <doctest/doctest.h>
-
 #include <algorithm>
 
 #include "data/json.h"

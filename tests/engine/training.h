@@ -1,7 +1,5 @@
 #pragma once
 // Trains a model under any plan, and with a loop written by hand. Tests of plans compare the two.
-#include <doctest/doctest.h>
-
 #include <cmath>
 #include <optional>
 #include <string>

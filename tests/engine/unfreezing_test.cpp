@@ -1,7 +1,5 @@
 // Gradual unfreezing under every wrapper: parameters that require grad when the model is wrapped may be frozen and
 // trained again later. Training one that was frozen then is an error on all ranks, with its name, before the step.
-#include <doctest/doctest.h>
-
 #include "engine/params.h"
 #include "nn/layer_list.h"
 #include "parallel/data_parallel.h"

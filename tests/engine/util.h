@@ -1,7 +1,5 @@
 #pragma once
 // Shared by the tests of the engine: a data set, a configuration, and training steps.
-#include <doctest/doctest.h>
-
 #include "engine/engine.h"
 #include "engine/pipeline_module.h"
 #include "parallel/gradient_sum.h"

@@ -30,7 +30,7 @@ Variable mean_of(const Values& out, const std::vector<Tensor>&) { return mean(ou
 std::optional<Sample> ones_of(int64_t rows, int64_t width = 4) { return Sample{{ones({rows, width})}, {}}; }
 
 /// Checks that each of n ranks that run body is told an error with this text.
-void check_all(int n, const std::function<void(int rank)>& body, const std::string& part) {
+void check_all(int n, const std::string& part, const std::function<void(int rank)>& body) {
   for (const std::string& text : outcomes(n, body, 30)) CHECK_MESSAGE(contains(text, part), text);
 }
 
@@ -80,19 +80,15 @@ TEST_CASE("pipeline faults: invalid options are rejected on all ranks") {
       {2, 4, {.custom = make_schedule({ScheduleKind::gpipe, 3, 2})}, "a schedule of 2 stages, got one of 3"},
   };
   for (const Row& row : rows)
-    check_all(
-        row.ranks, [&](int) { PipelineEngine(chain(row.layers), row.options, mean_of); }, row.expected);
+    check_all(row.ranks, row.expected, [&](int) { PipelineEngine(chain(row.layers), row.options, mean_of); });
 }
 
 TEST_CASE("pipeline faults: ranks that have different models or options") {
-  check_all(
-      2, [](int rank) { PipelineEngine(chain(4 + rank), {.split = SplitBy::parse("uniform")}, mean_of); },
-      "[pipeline]");
-  check_all(
-      2, [](int rank) { PipelineEngine(chain(4), {.micro_batches = 2 + rank}, mean_of); }, "micro_batches 2");
-  check_all(
-      2, [](int rank) { PipelineEngine(chain(4, 4 + rank), {.stages = 1}, mean_of); },
-      "parameter 0.weight f32 (4, 4)");  // replicas of one stage
+  check_all(2, "[pipeline]",
+            [](int rank) { PipelineEngine(chain(4 + rank), {.split = SplitBy::parse("uniform")}, mean_of); });
+  check_all(2, "micro_batches 2", [](int rank) { PipelineEngine(chain(4), {.micro_batches = 2 + rank}, mean_of); });
+  check_all(2, "parameter 0.weight f32 (4, 4)",
+            [](int rank) { PipelineEngine(chain(4, 4 + rank), {.stages = 1}, mean_of); });  // replicas of one stage
 }
 
 TEST_CASE("pipeline faults: in a step") {
@@ -134,36 +130,27 @@ TEST_CASE("pipeline faults: in a step") {
   };
   for (const Row& row : rows) {
     for (const int ranks : {2, 4}) {
-      check_all(
-          ranks,
-          [&](int) {
-            std::vector<LayerSpec> layers = chain(4);
-            if (row.change) row.change(layers);
-            EngineOptions options = row.options;
-            options.stages = 2;
-            if (options.micro_batches == 4) options.micro_batches = 8 / ranks;
-            options.split = SplitBy::parse("uniform");
-            PipelineEngine(std::move(layers), options, mean_of).train_batch(row.data);
-          },
-          row.expected);
+      check_all(ranks, row.expected, [&](int) {
+        std::vector<LayerSpec> layers = chain(4);
+        if (row.change) row.change(layers);
+        EngineOptions options = row.options;
+        options.stages = 2;
+        if (options.micro_batches == 4) options.micro_batches = 8 / ranks;
+        options.split = SplitBy::parse("uniform");
+        PipelineEngine(std::move(layers), options, mean_of).train_batch(row.data);
+      });
     }
   }
-  check_all(
-      2,
-      [&](int) {
-        PipelineEngine(chain(2), {}, [](const Values& out, const std::vector<Tensor>&) {
-          return out[0];
-        }).train_batch(good);
-      },
-      "expected the loss to be one floating number, got f32 (2, 4)");
-  check_all(
-      2,
-      [&](int) {
-        PipelineEngine engine(chain(2), {}, mean_of);
-        engine.train_batch(good);
-        engine.train_batch(good);
-      },
-      " still has the gradient of the last step; call the optimizer's zero_grad()");
+  check_all(2, "expected the loss to be one floating number, got f32 (2, 4)", [&](int) {
+    PipelineEngine(chain(2), {}, [](const Values& out, const std::vector<Tensor>&) {
+      return out[0];
+    }).train_batch(good);
+  });
+  check_all(2, " still has the gradient of the last step; call the optimizer's zero_grad()", [&](int) {
+    PipelineEngine engine(chain(2), {}, mean_of);
+    engine.train_batch(good);
+    engine.train_batch(good);
+  });
   CHECK_ERROR(PipelineEngine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0),
               "1 micro-batch or more, got 0");
   CHECK_ERROR(PipelineEngine(chain(2), {}, mean_of).train_batch({}), "a function that returns micro-batches");
@@ -172,15 +159,12 @@ TEST_CASE("pipeline faults: in a step") {
 }
 
 TEST_CASE("pipeline faults: shapes may change when asked for, down to no rows at all") {
-  check_all(
-      2,
-      [](int) {
-        PipelineEngine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true},
-                              [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
-        // micro-batches of 0, 1, 2 and 3 rows
-        CHECK(std::isfinite(engine.train_batch([](int64_t m) { return ones_of(m); })));
-      },
-      "(no error)");
+  check_all(2, "(no error)", [](int) {
+    PipelineEngine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true},
+                          [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
+    // micro-batches of 0, 1, 2 and 3 rows
+    CHECK(std::isfinite(engine.train_batch([](int64_t m) { return ones_of(m); })));
+  });
 }
 
 TEST_CASE("pipeline faults: a stage that dies or throws is named by all others") {
