@@ -262,18 +262,15 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
 
 TEST_CASE("engine: frozen parameters, in the checkpoint and left out") {
   at_stages({0, 1, 3}, [](int stage, const TempDir& folder, int) {
+    const auto of_trained = [](nn::Module& m) {
+      std::vector<Variable> trained = m.parameters();
+      std::erase_if(trained, [](const Variable& p) { return !p.requires_grad(); });
+      return std::make_unique<optim::SGD>(trained, optim::SGDOptions{.lr = 0.1});
+    };
     const auto make = [&](int seed) {
       auto net = make_net(seed);
       net->b.requires_grad_(false);
-      return NetEngine({.optimizer =
-                            [](nn::Module& m) {
-                              std::vector<Variable> trained = m.parameters();
-                              std::erase_if(trained, [](const Variable& p) { return !p.requires_grad(); });
-                              return std::make_unique<optim::SGD>(trained, optim::SGDOptions{.lr = 0.1});
-                            },
-                        .config = saved_config(stage, 1),
-                        .log = quiet},
-                       std::move(net));
+      return NetEngine({.optimizer = of_trained, .config = saved_config(stage, 1), .log = quiet}, std::move(net));
     };
     NetEngine a = make(0), b = make(5);
     const Tensors of_a = a.parameters();

@@ -31,20 +31,23 @@ TEST_CASE("slices: all ranks raise an error that names its location") {
     const char* expected;
   };
   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");
-  for (const Row& row : std::vector<Row>{{[](int, int64_t micro, const pipeline::Sample&sample) {
-                                            return micro == 3 ? std::nullopt : std::optional(sample);
-                                          },
-                                          "the data ended before micro-batch 3 of step 0, expected 4 micro-batches"},
-                                         {[](int, int64_t micro, pipeline::Sample sample) {
-                                            if (micro == 1) sample.inputs[0] = sample.inputs[0].narrow(0, 0, 1);
-                                            return sample;
-                                          },
-                                          "make all micro-batches the same shape, or set dynamic_shapes"},
-                                         {[](int rank, int64_t micro, const pipeline::Sample&sample) {
-                                            if (rank == 6 && micro == 2) fail("no such file");
-                                            return sample;
-                                          },
-                                          "no such file"}}) {
+  const Row rows[] = {
+      {[](int, int64_t micro, const pipeline::Sample& sample) {
+         return micro == 3 ? std::nullopt : std::optional(sample);
+       },
+       "the data ended before micro-batch 3 of step 0, expected 4 micro-batches"},
+      {[](int, int64_t micro, pipeline::Sample sample) {
+         if (micro == 1) sample.inputs[0] = sample.inputs[0].narrow(0, 0, 1);
+         return sample;
+       },
+       "make all micro-batches the same shape, or set dynamic_shapes"},
+      {[](int rank, int64_t micro, const pipeline::Sample& sample) {
+         if (rank == 6 && micro == 2) fail("no such file");
+         return sample;
+       },
+       "no such file"},
+  };
+  for (const Row& row : rows) {
     const auto step = [&](int rank) {
       one_step(plan, 2, [&](int64_t micro) { return row.data(rank, micro, sharded.sample(0, micro)); });
     };

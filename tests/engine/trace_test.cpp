@@ -58,15 +58,13 @@ const std::vector<std::string> two_steps{"forward 0", "forward 1", "forward 0", 
 
 TEST_CASE(
     "trace of an engine: in train_batch(), a forward's record ends before the backward and the optimizer step begin") {
-  check_forwards(traced([] {
-                   engine::EngineBase engine({.model = make_net(), .loss_fn = loss_of_scores},
-                                             {.optimizer = make_adamw,
-                                              .training_data = data::share(samples()),
-                                              .config = config_of(0, 2),
-                                              .log = quiet});
-                   for (int step = 0; step < 2; ++step) engine.train_batch();
-                 }),
-                 two_steps);
+  const auto steps = [] {
+    engine::EngineBase engine(
+        {.model = make_net(), .loss_fn = loss_of_scores},
+        {.optimizer = make_adamw, .training_data = data::share(samples()), .config = config_of(0, 2), .log = quiet});
+    for (int step = 0; step < 2; ++step) engine.train_batch();
+  };
+  check_forwards(traced(steps), two_steps);
 }
 
 TEST_CASE("trace of an engine: the same in a user's loop, and none in evaluation") {

@@ -56,26 +56,23 @@ struct Plan {
 
 /// Trains `steps` steps; returns all parameters and buffers by name, and checks that those on several ranks are equal.
 Tensors train(const Plan& plan) {
-  const auto all =
-      on_ranks<Tensors>(plan.ranks,
-                        [&](int) {
-                          manual_seed(5);
-                          PipelineEngine engine(plan.layers, plan.options, loss_of_tokens);
-                          Optimizer optimizer(engine.module());
-                          std::vector<double> losses, norms;
-                          for (int step = 0; step < steps; ++step) {
-                            losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
-                            if (plan.clip > 0) norms.push_back(engine.clip_grad_norm(plan.clip));
-                            optimizer.step();
-                          }
-                          Tensors mine = copy_parameters(engine.module());
-                          for (auto& b : engine.module().named_buffers()) mine[b.name] = b.tensor.clone();
-                          if (plan.clip > 0) mine["norms"] = Tensor::from(norms, {steps});
-                          mine["loss"] = Tensor::from(losses, {steps});
-                          return mine;
-                        },
-                        {.transport = plan.transport, .timeout = dist::Seconds(60)});
-  return merged(all);
+  const auto on_rank = [&](int) {
+    manual_seed(5);
+    PipelineEngine engine(plan.layers, plan.options, loss_of_tokens);
+    Optimizer optimizer(engine.module());
+    std::vector<double> losses, norms;
+    for (int step = 0; step < steps; ++step) {
+      losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
+      if (plan.clip > 0) norms.push_back(engine.clip_grad_norm(plan.clip));
+      optimizer.step();
+    }
+    Tensors mine = copy_parameters(engine.module());
+    for (auto& b : engine.module().named_buffers()) mine[b.name] = b.tensor.clone();
+    if (plan.clip > 0) mine["norms"] = Tensor::from(norms, {steps});
+    mine["loss"] = Tensor::from(losses, {steps});
+    return mine;
+  };
+  return merged(on_ranks<Tensors>(plan.ranks, on_rank, {.transport = plan.transport, .timeout = dist::Seconds(60)}));
 }
 
 }  // namespace
@@ -108,8 +105,7 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
 
 TEST_CASE(
     "pipeline: bit-identical to one process, for every schedule, number of stages and copies, with dropout, tied "
-    "layers and "
-    "tensors of several dtypes") {
+    "layers and tensors of several dtypes") {
   const Tensors one = reference(8);
   CHECK(one.size() == 10);
   std::vector<Plan> plans{

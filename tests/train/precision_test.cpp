@@ -107,15 +107,11 @@ TEST_CASE("precision: convolutions and batch norm train in bf16, with statistics
     train::start(o, "", [&](train::TrainJob& job) {
       manual_seed(6);
       Net net;
-      train::Trainer trainer(job, net,
-                             {.loss =
-                                  [](const Variable& scores, const Tensor& target) {
-                                    const Variable one = cross_entropy(scores, target),
-                                                   hot = mse_loss(scores, zeros(scores.shape()));
-                                    return add(one, mul_scalar(hot, 0.01));
-                                  },
-                              .data = samples,
-                              .evaluate = samples});
+      const auto loss = [](const Variable& scores, const Tensor& target) {
+        const Variable one = cross_entropy(scores, target), hot = mse_loss(scores, zeros(scores.shape()));
+        return add(one, mul_scalar(hot, 0.01));
+      };
+      train::Trainer trainer(job, net, {.loss = loss, .data = samples, .evaluate = samples});
       trainer.fit();
       for (const nn::NamedBuffer& b : net.named_buffers())
         if (is_floating(b.tensor.dtype())) CHECK_MESSAGE(b.tensor.dtype() == f32, b.name);
