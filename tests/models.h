@@ -102,6 +102,11 @@ struct Blocks : nn::Layer<Blocks> {
   }
 };
 
+/// A function that makes an optimizer O for the parameters of a model.
+template <class O, class Options> auto optimizer_of(const Options& options) {
+  return [options](nn::Module& m) { return std::make_unique<O>(m.parameters(), options); };
+}
+
 /// The sizes of a Llama instead of a GPT.
 inline nn::GPT::Options as_llama(nn::GPT::Options o) {
   o.kv_heads = 2, o.norm = nn::Norm::rms, o.feed_forward = nn::FeedForward::swiglu, o.rope = nn::Rope{};

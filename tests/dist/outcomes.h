@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dist/job.h"
+#include "dist/process_group.h"
 #include "tests/messages.h"
 
 namespace testing {
@@ -25,7 +25,7 @@ inline std::vector<std::string> outcomes(int n, const std::function<void(int ran
   const auto note = [&](int rank) {
     try {
       fn(rank);
-    } catch (const lockstep::Error& e) {
+    } catch (const std::exception& e) {
       texts[size_t(rank)] = e.what();
       throw;
     }

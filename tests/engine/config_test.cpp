@@ -1,14 +1,14 @@
 // The configuration file: what it may contain and what it means. Errors are tested in config_errors_test.cpp.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 
 #include "engine/config_table.h"
 #include "optim/optim.h"
 #include "tensor/ops.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::engine;
@@ -17,9 +17,7 @@ using data::Json;
 namespace {
 
 bool warns(const Config& config, const std::string& part) {
-  for (const std::string& warning : config.warnings)
-    if (contains(warning, part)) return true;
-  return false;
+  return std::ranges::any_of(config.warnings, [&](const std::string& warning) { return contains(warning, part); });
 }
 
 /// The line of to_text() for `key`.
@@ -136,9 +134,8 @@ TEST_CASE("config: the batch sizes that an Error proposes are valid") {
 TEST_CASE("config: a file, JSON text and base64 are the same") {
   const std::string json =
       R"({"train_batch_size": 12,   "aio": {}, "zero_optimization": {"offload_param": {"nvme_path": "x?>?>~~"}}})";
-  const std::string path =
-      (std::filesystem::temp_directory_path() / str("lockstep_config_", getpid(), ".json")).string();
-  std::ofstream(path) << json;
+  const testing::TempDir folder;
+  const std::string path = folder.write("config.json", json);
   const std::string plain =
       "eyJ0cmFpbl9iYXRjaF9zaXplIjogMTIsICAgImFpbyI6IHt9LCAiemVyb19vcHRpbWl6YXRpb24iOiB7Im9mZmxvYWRfcGFyYW0iOiB7Im52bWVf"
       "cGF0aCI6ICJ4Pz4/Pn5+In19fQ==";
@@ -156,7 +153,7 @@ TEST_CASE("config: a file, JSON text and base64 are the same") {
   CHECK_ERROR(read_config(path), "expected a configuration file, JSON text or JSON text in base64, got \"" + path);
   CHECK_ERROR(read_config(""), "which is none of them");
   CHECK_ERROR(read_config(std::string(100'000, 'A')), "AAA...\", which is none of them");
-  CHECK_ERROR(read_config("/tmp"), "got a folder");
+  CHECK_ERROR(read_config(folder.str()), "got a folder");
 }
 
 TEST_CASE("config: values and their sources") {
@@ -305,25 +302,23 @@ TEST_CASE("config: options of ZeRO and of loss scaling") {
                                  .stage3_max_live_parameters = 9,
                                  .stage3_max_reuse_distance = 10,
                                  .stage3_module_granularity_threshold = 11}};
+  // The fields that hold numbers with the same defaults, in the order of ZeroOptions.
+  const auto numbers = [](const zero::ZeroOptions& o) {
+    return std::tuple(o.overlap_comm, o.reduce_bucket_size, o.prefetch_bucket_size, o.param_persistence_threshold,
+                      o.model_persistence_threshold, o.max_live_parameters, o.max_reuse_distance, o.module_size);
+  };
+  const auto aio = [](const zero::AioOptions& o) { return std::tuple(o.block_size, o.queue_depth, o.thread_count); };
   const zero::ZeroOptions o = zero_options(c);
-  CHECK((o.stage == 3 && !o.overlap_comm && !o.reduce_scatter && o.reduce_bucket_size == 5 &&
-         !o.ignore_unused_parameters && o.prefetch_bucket_size == 6 && o.param_persistence_threshold == 7));
-  CHECK((o.model_persistence_threshold == 8 && o.max_live_parameters == 9 && o.max_reuse_distance == 10 &&
-         o.module_size == 11 && o.communication_data_type == f32));
+  CHECK((o.stage == 3 && !o.reduce_scatter && !o.ignore_unused_parameters && o.communication_data_type == f32));
+  CHECK((numbers(o) == std::tuple(false, 5, 6, 7, 8, 9, 10, 11)));
   CHECK(o.nonfinite == zero::NonFinite::error);
   // Without a file, the defaults are those of zero/.
   const zero::ZeroOptions ours = zero_options({.zero_optimization = {.stage = 1}}), plain;
-  CHECK((ours.overlap_comm == plain.overlap_comm && ours.reduce_bucket_size == plain.reduce_bucket_size &&
-         ours.prefetch_bucket_size == plain.prefetch_bucket_size));
-  CHECK((ours.param_persistence_threshold == plain.param_persistence_threshold &&
-         ours.model_persistence_threshold == plain.model_persistence_threshold));
-  CHECK((ours.max_live_parameters == plain.max_live_parameters && ours.max_reuse_distance == plain.max_reuse_distance &&
-         ours.module_size == plain.module_size));
+  CHECK((numbers(ours) == numbers(plain)));
   CHECK((ours.sub_group_size == plain.sub_group_size &&
          ours.offload_optimizer.pipeline_read == plain.offload_optimizer.pipeline_read &&
          ours.offload_optimizer.buffer_count == plain.offload_optimizer.buffer_count));
-  CHECK((ours.aio.block_size == plain.aio.block_size && ours.aio.queue_depth == plain.aio.queue_depth &&
-         ours.aio.thread_count == plain.aio.thread_count));
+  CHECK((aio(ours.aio) == aio(plain.aio)));
   c.zero_optimization.offload_optimizer = {.device = zero::Offload::nvme,
                                            .nvme_path = "/a",
                                            .pin_memory = false,
@@ -348,8 +343,7 @@ TEST_CASE("config: options of ZeRO and of loss scaling") {
   CHECK((off.offload_param.device == zero::Offload::cpu && off.offload_param.nvme_path == "/b" &&
          off.offload_param.buffer_count == 7 && off.offload_param.buffer_size == 8 &&
          off.offload_param.max_in_cpu == 9));
-  CHECK((off.aio.block_size == 8192 && off.aio.queue_depth == 2 && off.aio.thread_count == 3 && off.aio.single_submit &&
-         !off.aio.overlap_events));
+  CHECK((aio(off.aio) == std::tuple(8192, 2, 3) && off.aio.single_submit && !off.aio.overlap_events));
   c.zero_optimization.stage = 2;
   CHECK(zero_options(c).offload_param.device == zero::Offload::none);
   CHECK(zero_options({.bf16 = {.enabled = true}, .data_types = {.grad_accum_dtype = "fp32"}}).communication_data_type ==

@@ -5,17 +5,14 @@
 
 using namespace lockstep;
 using namespace testing;
-using sequence::ContextOptions, sequence::TokenOrder;
+using sequence::ContextKind;
 
 namespace {
 
-/// The context-parallel group of a mesh that outlives it.
-std::shared_ptr<dist::ProcessGroup> cp_of(const parallel::Mesh& mesh) { return {std::shared_ptr<void>(), &mesh.cp()}; }
-
 const Subject subject = gpt_subject(0);
-std::shared_ptr<nn::GPT> make_gpt(const parallel::Mesh& mesh, const ContextOptions& context = {}) {
+std::shared_ptr<nn::GPT> make_gpt(const parallel::Mesh& mesh) {
   const auto model = std::static_pointer_cast<nn::GPT>(subject.make(mesh).model);
-  if (mesh.plan().cp > 1) sequence::share_sequences(*model, cp_of(mesh), context);
+  if (mesh.plan().cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()});
   return model;
 }
 
@@ -29,43 +26,23 @@ Tensor targets_of(int64_t step, int64_t micro) {
 }  // namespace
 
 TEST_CASE("context: losses by tokens are near those of one process, at every stage of ZeRO") {
-  const auto run = [](const std::string& plan, const ContextOptions& context) {
-    return merged(on_ranks<Tensors>(parallel::parse_plan(plan).ranks(), [&](int) {
-      const parallel::Mesh mesh(parallel::parse_plan(plan), dist::world());
-      const int cp = mesh.plan().cp;
-      const auto model = make_gpt(mesh, context);
-      const auto optimizer = subject.optimizer(*model);
-      Config config = config_of(std::max(mesh.plan().zero, 0), 4 / mesh.plan().dp);
-      config.gradient_clipping = 0.5;
-      engine::Engine<nn::GPT> e(*model, {.optimizer = optimizer.get(), .config = config, .mesh = &mesh, .log = quiet});
-      CHECK(e.train_batch_size() == 8);
-      const auto mine = [&](const Tensor& x) {
-        return cp == 1 ? x : sequence::slice(x, 1, cp, mesh.at().cp, context.order_or_default());
-      };
-      std::vector<double> report;
-      while (e.global_steps() < 3) {
-        for (int64_t i = 0; i < e.gradient_accumulation_steps(); ++i) {
-          const Tensor tokens = mine(subject.sample(e.global_steps(), e.micro_batch()).inputs[0]),
-                       targets = mine(targets_of(e.global_steps(), e.micro_batch()));
-          e.backward(
-              cross_entropy(e(tokens).view({-1, subject_vocab}), targets.reshape({-1}), {.reduction = Reduction::sum}),
-              targets.numel() - sum(eq(targets, full({1}, -100, {.dtype = i64})).to(i64)).item<int64_t>());
-          e.step();
-        }
-        report.push_back(e.train_loss());
-        report.push_back(e.get_global_grad_norm());
-      }
-      CHECK(e.global_samples() == 24);
-      Tensors all = full_parameters(e, *model);
-      all["report"] = Tensor::from(report, {int64_t(report.size())});
-      return all;
-    }));
+  Subject by_tokens = subject;
+  by_tokens.sample = [](int64_t step, int64_t micro) {
+    return pipeline::Sample{subject.sample(step, micro).inputs, {targets_of(step, micro)}};
   };
-  const Tensors one = run("dp1", {});
-  for (int stage = 0; stage <= 3; ++stage)
-    for (const auto& [plan, context] : std::vector<std::pair<std::string, ContextOptions>>{
-             {"cp2", {sequence::ContextKind::ulysses}}, {"dp2+cp2", {}}})
-      CHECK_MESSAGE(distance(one, run(str(plan, "+zero", stage), context)) < 1e-12, plan, ", stage ", stage);
+  by_tokens.loss = [](const pipeline::Values& out, const std::vector<Tensor>& y) {
+    return cross_entropy(out[0].view({-1, subject_vocab}), y[0].reshape({-1}), {.reduction = Reduction::sum});
+  };
+  by_tokens.tokens = [](const Tensor& y) {
+    return y.numel() - sum(eq(y, full({1}, -100, {.dtype = i64})).to(i64)).item<int64_t>();
+  };
+  const Tensors one = train(by_tokens, {.steps = 3, .loop = true});
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const auto& [plan, kind] : {std::pair{"cp2", ContextKind::ulysses}, {"dp2+cp2", ContextKind::ring}}) {
+      const Training t{.plan = str(plan, "+zero", stage), .steps = 3, .loop = true, .context = {kind}};
+      check_same(one, train(by_tokens, t), {4e-13, 4e-13, 1e-12}, text_of(by_tokens, t));
+    }
+  }
 }
 
 TEST_CASE("context: a PipelineEngine without an engine averages over replicas and parts") {
@@ -76,8 +53,8 @@ TEST_CASE("context: a PipelineEngine without an engine averages over replicas an
       pipeline::PipelineEngine e(layers, {.stages = mesh.plan().pp, .micro_batches = 4 / mesh.plan().dp, .mesh = &mesh},
                                  loss_of);
       const double loss = e.train_batch([&](int64_t micro) {
-        const Tensor tokens =
-            sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp, TokenOrder::zigzag);
+        const Tensor tokens = sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp,
+                                              sequence::TokenOrder::zigzag);
         return pipeline::Sample{{tokens}, {tokens}};
       });
       return Tensors{
@@ -92,29 +69,26 @@ TEST_CASE("context: a PipelineEngine without an engine averages over replicas an
 TEST_CASE("context: the engine's data loader, and rejected settings") {
   on_ranks(4, [](int rank) {
     const parallel::Mesh mesh(parallel::parse_plan("dp2+cp2"), dist::world());
-    const auto net = make_net();
-    optim::SGD optimizer(net->parameters(), {.lr = 0.3});
-    engine::Engine<Net> e(*net, {.optimizer = &optimizer,
-                                 .training_data = data::share(samples()),
-                                 .config = config_of(0, 2),
-                                 .mesh = &mesh,
-                                 .log = quiet});
+    NetEngine n({.optimizer = sgd_of(0.3),
+                 .training_data = data::share(samples()),
+                 .config = config_of(0, 2),
+                 .mesh = &mesh,
+                 .log = quiet});
+    auto& e = n.e;
     CHECK(e.train_batch_size() == 8);
     CHECK(e.micro_batch() == rank / 2 * 2);
     const Tensor mine = (*e.training_dataloader()->begin()).input, all = empty({4, mine.numel()});
     dist::world().all_gather(all, mine.reshape({-1}));
     CHECK((equal(all[0], all[1]) && equal(all[2], all[3]) && !equal(all[0], all[2])));
-    const auto refused = [&](engine::InitializeArgs args) {
-      args.optimizer = &optimizer;
-      args.config = config_of(0, 2);
-      Mlp layers_unknown;
-      return message([&] { engine::Engine<Mlp>(layers_unknown, std::move(args)); });
-    };
-    CHECK(contains(refused({.group = &dist::world(), .mesh = &mesh}), "expected a group or a mesh, got both"));
     const parallel::Mesh stages(parallel::parse_plan("pp2+cp2"), dist::world());
-    CHECK(contains(refused({.mesh = &stages}), "2 stages need 2 layers, the model has 1"));
-    const auto model = make_gpt(mesh);
-    CHECK_ERROR(engine::Engine<nn::GPT>(*model, {.optimizer = &optimizer, .config = config_of(0, 2), .mesh = &stages}),
+    const auto make = [&](nn::Module& model, dist::ProcessGroup* group, const parallel::Mesh& of) {
+      engine::EngineBase({std::shared_ptr<void>(), &model},
+                         {.optimizer = &e.optimizer(), .config = config_of(0, 2), .group = group, .mesh = &of});
+    };
+    Mlp layers_unknown;
+    CHECK_ERROR(make(layers_unknown, &dist::world(), mesh), "expected a group or a mesh, got both");
+    CHECK_ERROR(make(layers_unknown, nullptr, stages), "2 stages need 2 layers, the model has 1");
+    CHECK_ERROR(make(*make_gpt(mesh), nullptr, stages),
                 "expected a function that makes the optimizer of this rank's part, as pp2+cp2 cuts");
     CHECK_ERROR(e.train_batch(), "training_data gives whole sequences, and dp2+cp2 needs each rank's part");
   });

@@ -8,21 +8,12 @@ using engine::initialize;
 
 namespace {
 
-/// Runs body with a small engine on `ranks` ranks; returns the error that a rank throws.
-std::string error_of(int ranks, const Config& config,
-                     const std::function<void(engine::Engine<Net>&, Net&, int rank)>& body) {
-  return message([&] {
-    on_ranks(ranks, [&](int rank) {
-      const auto net = make_net();
-      optim::SGD optimizer(net->parameters(), {.lr = 0.1});
-      auto made = initialize(*net, {.optimizer = &optimizer, .config = config, .log = quiet});
-      body(made.engine, *net, rank);
-    });
+/// Runs body with a small engine on `ranks` ranks.
+void run(int ranks, const Config& config, const std::function<void(NetEngine& n, int rank)>& body) {
+  on_ranks(ranks, [&](int rank) {
+    NetEngine n({.optimizer = sgd_of(0.1), .config = config, .log = quiet});
+    body(n, rank);
   });
-}
-
-Variable some_loss(const std::function<Variable(const Tensor&)>& forward, int64_t rows = 2) {
-  return mean(square(forward(ones({rows, 6}))));
 }
 
 }  // namespace
@@ -32,13 +23,12 @@ TEST_CASE(
   for (const bool drop : {false, true}) {
     const auto run = [&](int ranks) {
       return on_ranks<Tensors>(ranks, [&](int rank) {
-        const auto net = make_net(rank);
-        const auto optimizer = make_adamw(*net);
         Config c = config_of(2, 4 / ranks);
         c.dataloader_drop_last = drop;
         const auto data = samples(19);
-        auto [e, same, loader, schedule] = initialize(
-            *net, {.optimizer = optimizer.get(), .training_data = data::share(data), .config = c, .log = quiet});
+        NetEngine n({.optimizer = make_adamw, .training_data = data::share(data), .config = c, .log = quiet},
+                    make_net(rank));
+        auto* const loader = n.e.training_dataloader();
         // Micro-batches of 2 in steps of 8 samples: 2 steps, or 3 with the incomplete one.
         CHECK(loader->size() * ranks == (drop ? 8 : 12));
         const data::MicroBatchSampler sampler({.samples = 19,
@@ -55,8 +45,8 @@ TEST_CASE(
         for (const int64_t i : sampler(0))
           for (const float value : data.get(i).input.to_vector<float>()) expected.push_back(value);
         CHECK(dealt == expected);
-        train_steps(e, 7);
-        return full_parameters(e, *net);
+        train_steps(n.e, 7);
+        return n.parameters();
       })[0];
     };
     CHECK(differing(run(1), run(2)) == "");
@@ -68,22 +58,20 @@ TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, howev
   const std::vector<int64_t> lengths{1, 5, 11, 7};
   const auto run = [&](int ranks, int stage) {
     return on_ranks<Tensors>(ranks, [&](int) {
-      const auto net = make_net();
-      net->p = 0;
-      optim::SGD optimizer(net->parameters(), {.lr = 0.5});
-      Config c = config_of(stage, 4 / ranks);
-      auto [e, o, l, s] = initialize(*net, {.optimizer = &optimizer, .config = c, .log = quiet});
+      NetEngine n({.optimizer = sgd_of(0.5), .config = config_of(stage, 4 / ranks), .log = quiet});
+      n.net->p = 0;
+      auto& e = n.e;
       const auto data = samples(24);
       for (int64_t i = 0; i < e.gradient_accumulation_steps(); ++i) {
         int64_t begin = 0;
         for (int64_t k = 0; k < e.micro_batch(); ++k) begin += lengths[size_t(k)];
-        const int64_t n = lengths[size_t(e.micro_batch())];
-        e.backward(cross_entropy(e(data.inputs().narrow(0, begin, n)), data.targets().narrow(0, begin, n),
+        const int64_t rows = lengths[size_t(e.micro_batch())];
+        e.backward(cross_entropy(e(data.inputs().narrow(0, begin, rows)), data.targets().narrow(0, begin, rows),
                                  {.reduction = Reduction::sum}),
-                   n);
+                   rows);
         e.step();
       }
-      Tensors all = full_parameters(e, *net);
+      Tensors all = n.parameters();
       all["loss"] = Tensor::from({e.train_loss()}, {1});
       return all;
     })[0];
@@ -122,7 +110,7 @@ TEST_CASE("engine: counters, boundaries and getters") {
     for (int i = 0; i < 6; ++i) {
       CHECK(e.is_gradient_accumulation_boundary() == (i % 3 == 2));
       CHECK(e.micro_batch() == i % 3 * 2 + rank);
-      e.backward(some_loss([&](const Tensor& x) { return e(x); }));
+      e.backward(mean(square(e(ones({2, 6})))));
       CHECK(e.is_gradient_accumulation_boundary() == (i % 3 == 2));
       e.step();
       CHECK(e.micro_steps() == i + 1);
@@ -145,22 +133,20 @@ TEST_CASE("engine: the caller knows where boundaries are") {
   // 2 ranks x 3 backwards = 6 equal micro-batches; their sum divided by gradient_accumulation_steps 3 is the mean.
   const auto run = [](int stage, bool managed) {
     return on_ranks<Tensors>(2, [&](int) {
-      const auto net = make_net();
-      net->p = 0;
-      optim::SGD optimizer(net->parameters(), {.lr = 0.1});
       Config c = config_of(stage, 4);
       c.managed_gradient_accumulation = managed;
-      auto e = initialize(*net, optimizer, c);
+      NetEngine n({.optimizer = sgd_of(0.1), .config = c, .log = quiet});
+      n.net->p = 0;
       for (int step = 0; step < 2; ++step) {
         for (int i = 0; i < 4; ++i) {
-          CHECK(e.is_gradient_accumulation_boundary() == (!managed || i == 3));
-          e.backward(some_loss([&](const Tensor& x) { return e(x); }, 1 + e.micro_batch() % 2));
-          if (managed) e.step();
+          CHECK(n.e.is_gradient_accumulation_boundary() == (!managed || i == 3));
+          n.backward(1 + n.e.micro_batch() % 2);
+          if (managed) n.e.step();
         }
-        if (!managed) e.step();
-        CHECK(e.global_steps() == step + 1);
+        if (!managed) n.e.step();
+        CHECK(n.e.global_steps() == step + 1);
       }
-      return full_parameters(e, *net);
+      return n.parameters();
     })[0];
   };
   for (const int stage : {0, 1, 2, 3}) CHECK(distance(run(stage, false), run(stage, true)) < 1e-6);
@@ -169,127 +155,111 @@ TEST_CASE("engine: the caller knows where boundaries are") {
 
 TEST_CASE("engine: several engines, one loss") {
   for (const DType dtype : {f32, f16}) {
-    const auto run = [&](bool together) {
+    const auto trained = [&](bool together) {
       return on_ranks<Tensors>(2, [&](int) {
-        const auto a = make_net(), b = make_net(7);
-        a->p = b->p = 0;
-        optim::SGD oa(a->parameters(), {.lr = 0.1}), ob(b->parameters(), {.lr = 0.1});
-        Config ca = config_of(2, 1, dtype), cb = config_of(1, 1, dtype);
-        cb.fp16.initial_scale_power = 4;
-        auto ea = initialize(*a, oa, ca), eb = initialize(*b, ob, cb);
+        Config of_b = config_of(1, 1, dtype);
+        of_b.fp16.initial_scale_power = 4;
+        NetEngine a({.optimizer = sgd_of(0.1), .config = config_of(2, 1, dtype), .log = quiet}),
+            b({.optimizer = sgd_of(0.1), .config = of_b, .log = quiet}, make_net(7));
+        a.net->p = b.net->p = 0;
+        const auto loss_a = [&] { return a.loss().to(f32); };
+        const auto loss_b = [&] { return b.loss().to(f32) * 0.5; };
         for (int step = 0; step < 2; ++step) {
-          const auto la = [&] { return mean(square(ea(ones({2, 6})))).to(f32); };
-          const auto lb = [&] { return mean(square(eb(ones({2, 6})))).to(f32) * 0.5; };
-          if (together) {
-            engine::scale(la() + lb(), {&ea, &eb}).backward();
-          } else {
-            ea.backward(la());
-            eb.backward(lb());
-          }
-          ea.step();
-          eb.step();
+          if (together) engine::scale(loss_a() + loss_b(), {&a.e, &b.e}).backward();
+          else a.e.backward(loss_a()), b.e.backward(loss_b());
+          a.e.step();
+          b.e.step();
         }
-        CHECK(ea.skipped_steps() + eb.skipped_steps() == 0);
-        Tensors all = full_parameters(ea, *a);
-        for (auto& [name, tensor] : full_parameters(eb, *b)) all["b." + name] = tensor;
+        CHECK(a.e.skipped_steps() + b.e.skipped_steps() == 0);
+        Tensors all = a.parameters();
+        for (auto& [name, tensor] : b.parameters()) all["b." + name] = tensor;
         return all;
       })[0];
     };
-    CHECK(distance(run(true), run(false)) < (dtype == f32 ? 1e-7 : 2e-3));
+    CHECK(distance(trained(true), trained(false)) < (dtype == f32 ? 1e-7 : 2e-3));
   }
-  CHECK(contains(error_of(2, config_of(1, 1, f16),
-                          [](auto& e, Net&, int) { some_loss([&](const Tensor& x) { return e(x); }).backward(); }),
-                 "engine.scale(loss).backward()"));
+  CHECK_ERROR(run(2, config_of(1, 1, f16), [](NetEngine& n, int) { n.loss().backward(); }),
+              "engine.scale(loss).backward()");
   // Without loss scaling, calling backward() directly is fine.
-  CHECK(error_of(2, config_of(1, 2), [](auto& e, Net&, int) {
-          for (int i = 0; i < 4; ++i) {
-            some_loss([&](const Tensor& x) { return e(x); }).backward();
-            e.step();
-          }
-          CHECK(e.global_steps() == 2);
-        }) == "(no error)");
+  run(2, config_of(1, 2), [](NetEngine& n, int) {
+    for (int i = 0; i < 4; ++i) n.loss().backward(), n.e.step();
+    CHECK(n.e.global_steps() == 2);
+  });
 }
 
 TEST_CASE("engine: calls in the wrong order") {
-  using E = engine::Engine<Net>;
-  const auto loss = [](E& e) { return some_loss([&](const Tensor& x) { return e(x); }); };
   struct Row {
     int64_t accumulation;
-    std::function<void(E& e, int rank)> body;
+    std::function<void(NetEngine& n, int rank)> body;
     const char* text;
   };
   const Row rows[] = {
-      {1, [](E& e, int) { e.step(); }, "[step] expected a backward() since the last step(), got none"},
-      {2, [&](E& e, int) { e.backward(loss(e)), e.step(), e.step(); }, "expected a backward() since the last step()"},
-      {2, [&](E& e, int) { e.backward(loss(e)), e.backward(loss(e)); }, "expected step() after every backward()"},
+      {1, [](auto& n, int) { n.e.step(); }, "[step] expected a backward() since the last step(), got none"},
+      {2, [](auto& n, int) { n.train_once(), n.e.step(); }, "expected a backward() since the last step()"},
+      {2, [](auto& n, int) { n.backward(), n.backward(); }, "expected step() after every backward()"},
       {1,
-       [&](E& e, int) {
-         const Variable l = loss(e);
-         e.backward(l), e.step(), e.backward(l);
+       [](auto& n, int) {
+         const Variable loss = n.loss();
+         n.e.backward(loss), n.e.step(), n.e.backward(loss);
        },
        "was freed by an earlier backward"},
-      {1, [&](E& e, int) { e.close(), loss(e); }, "[forward] expected an engine that is open, got one after close()"},
-      {1, [](E& e, int) { e.close(), e.close(), e.step(); }, "[step] expected an engine that is open"},
-      {1, [](E& e, int) { e.backward(Variable(ones({1}), true)); },
+      {1, [](auto& n, int) { n.e.close(), n.loss(); },
+       "[forward] expected an engine that is open, got one after close()"},
+      {1, [](auto& n, int) { n.e.close(), n.e.close(), n.e.step(); }, "[step] expected an engine that is open"},
+      {1, [](auto& n, int) { n.e.backward(Variable(ones({1}), true)); },
        "expected a loss that depends on the model's parameters"},
       {1,
-       [](E& e, int) {
-         e.backward(square(e(ones({2, 6}))));
+       [](auto& n, int) {
+         n.e.backward(square(n.e(ones({2, 6}))));
        },
        "expected a loss of one element, got (2, 3)"},
-      {1, [&](E& e, int) { e.backward(loss(e), -2); }, "expected a number of tokens >= 0, got -2"},
-      {1, [&](E& e, int) { e.backward(loss(e), 0), e.step(); }, "expected at least one token"},
-      {2, [&](E& e, int) { e.backward(loss(e)), e.step(), e.backward(loss(e), 3); },
+      {1, [](auto& n, int) { n.e.backward(n.loss(), -2); }, "expected a number of tokens >= 0, got -2"},
+      {1, [](auto& n, int) { n.e.backward(n.loss(), 0), n.e.step(); }, "expected at least one token"},
+      {2, [](auto& n, int) { n.train_once(), n.e.backward(n.loss(), 3); },
        "with a number of tokens, or all without; got both"},
       {1,
-       [&](E& e, int rank) {
-         rank == 0 ? e.backward(loss(e)) : e.backward(loss(e), 3);
-         e.step();
+       [](auto& n, int rank) {
+         rank == 0 ? n.e.backward(n.loss()) : n.e.backward(n.loss(), 3);
+         n.e.step();
        },
        "or all to call backward(loss_sum, tokens), got both"},
   };
   for (const Row& row : rows) {
     for (const int stage : {0, 2, 3}) {
-      const std::string said =
-          error_of(2, config_of(stage, row.accumulation), [&](E& e, Net&, int rank) { row.body(e, rank); });
-      CHECK_MESSAGE(contains(said, row.text), "stage ", stage, ": ", said);
+      CAPTURE(stage);
+      CHECK_ERROR(run(2, config_of(stage, row.accumulation), row.body), row.text);
     }
   }
-  const std::string inside = error_of(2, config_of(1, 1), [&](E& e, Net&, int) {
-    const auto local = e.no_sync();
-    e.backward(loss(e)), e.step();
-  });
-  CHECK_MESSAGE(contains(inside, "[step] expected to be called outside of no_sync()"), inside);
-  CHECK(contains(error_of(2, config_of(2, 1), [](E& e, Net&, int) { (void)e.no_sync(); }),
-                 "in stage 2 no rank keeps whole gradients"));
+  CHECK_ERROR(run(2, config_of(1, 1),
+                  [](NetEngine& n, int) {
+                    const auto local = n.e.no_sync();
+                    n.train_once();
+                  }),
+              "[step] expected to be called outside of no_sync()");
+  CHECK_ERROR(run(2, config_of(2, 1), [](NetEngine& n, int) { (void)n.e.no_sync(); }),
+              "in stage 2 no rank keeps whole gradients");
 }
 
 TEST_CASE("engine: after an exception inside a backward, zero_grad() starts the step again") {
   for (const int stage : {0, 1, 2, 3}) {
-    const auto run = [&](bool fails) {
+    const auto trained = [&](bool fails) {
       return on_ranks<Tensors>(2, [&](int) {
-        const auto net = make_net();
-        optim::SGD optimizer(net->parameters(), {.lr = 0.1});
-        auto e = initialize(*net, optimizer, config_of(stage, 2));
-        const auto loss = [&] { return some_loss([&](const Tensor& x) { return e(x); }); };
+        NetEngine n({.optimizer = sgd_of(0.1), .config = config_of(stage, 2), .log = quiet});
         if (fails) {
-          e.backward(loss());
-          e.step();
-          const int hook = net->a.weight.on_grad([](const Tensor&) -> Tensor { fail("on purpose"); });
-          CHECK_ERROR(e.backward(loss()), "on purpose");
-          net->a.weight.remove_hook(hook);
-          CHECK_ERROR(e.step(), "expected zero_grad() after a backward that ended with an exception");
-          e.zero_grad();
+          n.train_once();
+          const int hook = n.net->a.weight.on_grad([](const Tensor&) -> Tensor { fail("on purpose"); });
+          CHECK_ERROR(n.backward(), "on purpose");
+          n.net->a.weight.remove_hook(hook);
+          CHECK_ERROR(n.e.step(), "expected zero_grad() after a backward that ended with an exception");
+          n.e.zero_grad();
         }
-        for (int i = 0; i < 2; ++i) {
-          e.backward(loss());
-          e.step();
-        }
-        CHECK(e.global_steps() == 1);
-        return full_parameters(e, *net);
+        n.train_once();
+        n.train_once();
+        CHECK(n.e.global_steps() == 1);
+        return n.parameters();
       })[0];
     };
-    CHECK(differing(run(false), run(true)) == "");
+    CHECK(differing(trained(false), trained(true)) == "");
   }
 }
 
@@ -308,41 +278,42 @@ TEST_CASE("engine: one that is destroyed restores the model, so that another can
 TEST_CASE("engine: inputs of another dtype than the model") {
   Config c = config_of(1, 1, bf16);
   c.bf16.auto_cast = false;
-  const std::string error = error_of(1, c, [](auto& e, Net&, int) { e(ones({2, 6})); });
-  CHECK(contains(error, "expected one dtype, got f32 and bf16"));
-  CHECK(contains(error, "set bf16.auto_cast to true, or convert inputs with .to(bf16)"));
-  CHECK(error_of(1, c, [](auto& e, Net&, int) { e(ones({2, 6}).to(bf16)); }) == "(no error)");
+  const auto call = [&](DType dtype) { run(1, c, [=](NetEngine& n, int) { n.e(ones({2, 6}).to(dtype)); }); };
+  for (const char* part :
+       {"expected one dtype, got f32 and bf16", "set bf16.auto_cast to true, or convert inputs with .to(bf16)"})
+    CHECK_ERROR(call(f32), part);
+  CHECK_ERROR_IS(call(bf16), "(no error)");
 }
 
 TEST_CASE("engine: settings that initialize() rejects, and its messages") {
   const auto net = make_net();
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});
-  on_ranks(1, [&](int) {
-    CHECK_ERROR(initialize(*net, {.optimizer = &optimizer}), "[initialize] expected a config, got none");
-    const engine::Arguments args{.deepspeed_config = "a.json"};
-    CHECK_ERROR(initialize(*net, {.optimizer = &optimizer, .config = config_of(0, 1), .args = &args}),
-                "expected one config, got two: .config and --deepspeed_config a.json");
-    CHECK_ERROR(initialize(*net, {.config = config_of(0, 1), .log = quiet}), "expected an optimizer, got none");
-    CHECK_ERROR(initialize(*net, {.optimizer = &optimizer,
-                                  .training_data = data::share(samples(0)),
-                                  .config = config_of(0, 1),
-                                  .log = quiet}),
-                "expected training_data of at least train_batch_size 2 samples, got 0");
-    Config drop = config_of(0, 8);
-    drop.dataloader_drop_last = true;
-    CHECK_ERROR(
-        initialize(*net,
-                   {.optimizer = &optimizer, .training_data = data::share(samples(15)), .config = drop, .log = quiet}),
-        "at least train_batch_size 16 samples (dataloader_drop_last leaves out the rest), got 15");
-  });
-  on_ranks(1, [&](int) {
-    Config c = config_of(0, 1);
-    c.activation_checkpointing.enabled = true;
-    CHECK_ERROR(initialize(*net, {.optimizer = &optimizer, .config = c, .log = quiet}),
-                "expected a module with blocks (a ModuleList or Sequential), got Net");
-  });
+  const engine::Arguments args{.deepspeed_config = "a.json"};
+  Config drop = config_of(0, 8), again = config_of(0, 1);
+  drop.dataloader_drop_last = again.activation_checkpointing.enabled = true;
+  struct Row {
+    engine::InitializeArgs args;
+    const char* expected;
+  };
+  const Row rows[] = {
+      {{.optimizer = &optimizer}, "[initialize] expected a config, got none"},
+      {{.optimizer = &optimizer, .config = config_of(0, 1), .args = &args},
+       "expected one config, got two: .config and --deepspeed_config a.json"},
+      {{.config = config_of(0, 1)}, "expected an optimizer, got none"},
+      {{.optimizer = &optimizer, .training_data = data::share(samples(0)), .config = config_of(0, 1)},
+       "expected training_data of at least train_batch_size 2 samples, got 0"},
+      {{.optimizer = &optimizer, .training_data = data::share(samples(15)), .config = drop},
+       "at least train_batch_size 16 samples (dataloader_drop_last leaves out the rest), got 15"},
+      {{.optimizer = &optimizer, .config = again},
+       "expected a module with blocks (a ModuleList or Sequential), got Net"},
+  };
+  for (const Row& row : rows) {
+    engine::InitializeArgs asked = row.args;
+    asked.log = quiet;
+    on_ranks(1, [&](int) { CHECK_ERROR(initialize(*net, asked), row.expected); });
+  }
   // The failed calls left no hooks behind.
-  some_loss([&](const Tensor& x) { return (*net)(x); }).backward();
+  mean(square((*net)(ones({2, 6})))).backward();
   // A single process without a launcher; a second call is no error.
   if (!engine::is_launched()) {
     CHECK(engine::init_distributed().size() == 1);
@@ -359,15 +330,13 @@ TEST_CASE("engine: the metric of a step is the mean over ranks, whatever schedul
     double value(int, int64_t) const override { return 0.1; }
   };
   on_ranks(2, [](int rank) {
-    const auto net = make_net();
-    const auto optimizer = make_adamw(*net);
-    Follows schedule(*optimizer);
-    engine::Engine<Net> e(
-        *net, {.optimizer = optimizer.get(), .lr_scheduler = &schedule, .config = config_of(0, 1), .log = quiet});
-    const auto data = samples(2).get_batch(std::vector<int64_t>{0, 1}).value();
-    e.backward(cross_entropy(e(data.input), data.target));
-    e.step(rank);
-    CHECK(schedule.observed == 0.5);
+    NetEngine n({.optimizer = make_adamw,
+                 .lr_scheduler = [](optim::Optimizer& o) { return std::make_unique<Follows>(o); },
+                 .config = config_of(0, 1),
+                 .log = quiet});
+    n.backward();
+    n.e.step(rank);
+    CHECK(static_cast<Follows*>(n.e.lr_scheduler())->observed == 0.5);
   });
 }
 
@@ -381,10 +350,7 @@ TEST_CASE("engine: eval_batch is the mean over the targets of all micro-batches 
   for (const int ranks : {1, 2}) {
     on_ranks(ranks, [&](int) {
       const std::shared_ptr<Net> net = make_net();
-      engine::EngineBase e({.model = net,
-                            .loss_fn = [](const pipeline::Values& out,
-                                          const std::vector<Tensor>& y) { return cross_entropy(out[0], y[0]); },
-                            .tokens = count},
+      engine::EngineBase e({.model = net, .loss_fn = loss_of_scores, .tokens = count},
                            {.optimizer = make_adamw, .config = config_of(0, 1), .log = quiet});
       const Tensor x = samples(8).get_batch(std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7}).value().input;
       const Tensor y[] = {ignored, one, both, ignored};

@@ -1,7 +1,5 @@
 // Pipelines under the engine, made of a list of layers: the bits of one rank, the whole state, rejected settings.
 // Models in stages: plans_test.cpp.
-#include <doctest/doctest.h>
-
 #include <cmath>
 
 #include "data/safetensors.h"
@@ -17,36 +15,23 @@ namespace {
 
 /// Net of tests/models.h as a list of layers with the same names, followed by a layer without parameters.
 std::vector<LayerSpec> net_layers() {
-  const auto with = [](auto fn) {
-    return [fn](nn::Module* m, const Values& in) { return Values{fn(m->call(in.at(0)), m->is_training())}; };
+  const auto dropped = [](const auto& fn) {
+    return
+        [fn](nn::Module* m, const Values& in) { return Values{dropout(fn(m->call(in.at(0))), 0.2, m->is_training())}; };
   };
-  std::vector<LayerSpec> layers;
-  layers.push_back(layer<nn::Linear>({.in = 6, .out = 130}).named("a"));
-  layers.push_back(layer<nn::LayerNorm>({.shape = {130}}).named("norm").with(with([](const Variable& x, bool training) {
-    return dropout(gelu(x), 0.2, training);
-  })));
-  layers.push_back(layer<nn::Linear>({.in = 130, .out = 97}).named("b").with(with([](const Variable& x, bool training) {
-    return dropout(relu(x), 0.2, training);
-  })));
-  layers.push_back(layer<nn::Linear>({.in = 97, .out = 3}).named("c"));
-  // makes the last of three stages one without parameters
-  layers.push_back(layer("identity", [](const Variable& x) { return x; }));
-  return layers;
+  return {layer<nn::Linear>({.in = 6, .out = 130}).named("a"),
+          layer<nn::LayerNorm>({.shape = {130}}).named("norm").with(dropped([](const Variable& x) { return gelu(x); })),
+          layer<nn::Linear>({.in = 130, .out = 97}).named("b").with(dropped([](const Variable& x) { return relu(x); })),
+          layer<nn::Linear>({.in = 97, .out = 3}).named("c"),
+          // makes the last of three stages one without parameters
+          layer("identity", [](const Variable& x) { return x; })};
 }
 
 PipelineModule module_of(int stages) {
-  PipelineModule m{
-      .layers = net_layers(),
-      .loss_fn = [](const Values& y, const std::vector<Tensor>& targets) { return cross_entropy(y[0], targets[0]); },
-      .num_stages = stages};
+  PipelineModule m{.layers = net_layers(), .loss_fn = loss_of_scores, .num_stages = stages};
   if (stages > 1) m.partition_method = "uniform";
   if (stages == 3) m.bounds = {0, 2, 4, 5};
   return m;
-}
-
-std::unique_ptr<optim::Schedule> make_warmup(optim::Optimizer& o) {
-  return std::make_unique<optim::WarmupLR>(
-      o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
 }
 
 EngineBase make_engine(int stages, const Config& config) {
@@ -212,11 +197,8 @@ TEST_CASE("pipeline engine: impossible settings are rejected on all ranks with a
     e.train();
     CHECK(std::isfinite(e.train_batch()));
   });
-  CHECK(contains(message([] {
-                   Net net;
-                   Config c = config_of(0, 8);
-                   c.pipeline.stages = 2;
-                   on_ranks<int>(1, [&](int) { return int(engine::initialize(net, c).global_steps()); });
-                 }),
-                 "it is for 2 ranks, and there is 1"));
+  Net net;
+  Config two = config_of(0, 8);
+  two.pipeline.stages = 2;
+  CHECK_ERROR(on_ranks(1, [&](int) { engine::initialize(net, two); }), "it is for 2 ranks, and there is 1");
 }

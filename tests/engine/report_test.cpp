@@ -52,13 +52,13 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
     ++observed;
     on_ranks(2, [&](int rank) {
       One net;
-      optim::SGD optimizer(net.parameters(), {.lr = 1e-3});
-      optim::LambdaLR schedule(optimizer, [](int64_t t) { return std::pow(0.5, double(t)); });
-      auto [e, o, l, s] = initialize(
-          net,
-          {.optimizer = &optimizer, .lr_scheduler = &schedule, .config = config, .log = [](const std::string&) {}});
+      const auto halved = [](int64_t t) { return std::pow(0.5, double(t)); };
+      auto [e, o, l, schedule] = initialize(
+          net, {.optimizer = sgd_of(1e-3),
+                .lr_scheduler = [&](optim::Optimizer& sgd) { return std::make_unique<optim::LambdaLR>(sgd, halved); },
+                .config = config,
+                .log = quiet});
       int64_t skipped = 0;
-      std::string error;
       for (size_t k = 0; k + 1 < scales.size(); ++k) {
         CHECK(e.loss_scale() == scales[k]);
         const Tensor before = net.w.tensor().clone();
@@ -68,7 +68,7 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
         skipped += overflow[k] != 0;
         CHECK(e.skipped_steps() == skipped);
         CHECK(e.global_steps() == int64_t(k) + 1);
-        CHECK(schedule.last_step() == int64_t(k) + 1 - skipped);
+        CHECK(schedule->last_step() == int64_t(k) + 1 - skipped);
         if (overflow[k] != 0) CHECK(equal(before, net.w.tensor()));
         CHECK(std::isnan(e.get_global_grad_norm()) == (overflow[k] != 0));
       }
@@ -78,9 +78,7 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
       const std::string error = message([&] {
         on_ranks(2, [&](int rank) {
           One net;
-          optim::SGD optimizer(net.parameters(), {.lr = 1e-3});
-          auto [e, o, l, s] = initialize(
-              net, {.optimizer = &optimizer, .config = f16_config(0, 5, 1), .log = [](const std::string&) {}});
+          auto [e, o, l, s] = initialize(net, {.optimizer = sgd_of(1e-3), .config = f16_config(0, 5, 1), .log = quiet});
           e.backward(e(full({3}, rank == 1 ? INFINITY : 1)));
           e.step();
         });
@@ -95,51 +93,46 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
 TEST_CASE("engine: a static loss scale stays, and skips") {
   on_ranks(2, [&](int rank) {
     One net;
-    optim::SGD optimizer(net.parameters(), {.lr = 1e-3});
     Config c = f16_config(16, 2, 1);
     c.fp16.loss_scale = 128;
-    std::vector<std::string> said;
+    std::string said;
     auto [e, o, l, s] = initialize(
-        net, {.optimizer = &optimizer, .config = c, .log = [&](const std::string& text) { said.push_back(text); }});
+        net, {.optimizer = sgd_of(1e-3), .config = c, .log = [&](const std::string& text) { said += text; }});
     for (int k = 0; k < 8; ++k) {
       CHECK(e.loss_scale() == 128);
       e.backward(e(full({3}, k == 2 && rank == 0 ? INFINITY : 0.01)));
       e.step();
     }
     CHECK(e.skipped_steps() == 1);
-    if (rank == 0)
-      CHECK(std::any_of(said.begin(), said.end(), [](const std::string& text) {
-        return contains(text, "step 3 is skipped: the gradient of w is not finite, first at rank 0");
-      }));
+    if (rank == 0) CHECK(contains(said, "step 3 is skipped: the gradient of w is not finite, first at rank 0"));
   });
 }
 
 TEST_CASE("engine: printed lines, and when they appear") {
   std::vector<std::string> said;
   on_ranks(2, [&](int rank) {
-    const auto net = make_net();
-    optim::AdamW optimizer(net->parameters(), {.lr = 0.5});
     Config c = config_of(2, 1, bf16);
     c.steps_per_print = 2;
     c.wall_clock_breakdown = c.memory_breakdown = c.dump_state = true;
-    auto [e, o, loader, s] = initialize(*net, {.optimizer = &optimizer,
-                                               .training_data = data::share(samples()),
-                                               .config = c,
-                                               .log = [&, rank](const std::string& text) {
-                                                 CHECK(rank == 0);
-                                                 said.push_back(text);
-                                               }});
-    train_steps(e, 5);
+    NetEngine n({.optimizer = optimizer_of<optim::AdamW>(optim::AdamWOptions{.lr = 0.5}),
+                 .training_data = data::share(samples()),
+                 .config = c,
+                 .log = [&, rank](const std::string& text) {
+                   CHECK(rank == 0);
+                   said.push_back(text);
+                 }});
+    train_steps(n.e, 5);
   });
   const auto count = [&](const std::string& part) {
     return std::count_if(said.begin(), said.end(), [&](const std::string& text) { return contains(text, part); });
   };
-  CHECK(count("step=2, skipped=0, lr=[0.5], loss=") == 1);
-  CHECK(count("step=4, skipped=0") == 1);
-  CHECK(count("step=") == 2);
-  CHECK(count("time (ms) | fwd: ") == 2);
-  CHECK(count("| bwd_allreduce: ") == 2);
-  CHECK(count("memory of this process after step") == 2);
+  for (const auto& [part, lines] : {std::pair{"step=2, skipped=0, lr=[0.5], loss=", 1},
+                                    {"step=4, skipped=0", 1},
+                                    {"step=", 2},
+                                    {"time (ms) | fwd: ", 2},
+                                    {"| bwd_allreduce: ", 2},
+                                    {"memory of this process after step", 2}})
+    CHECK_MESSAGE(count(part) == lines, part);
   CHECK(count("stage") >= 1);
   CHECK(count("train_micro_batch_size_per_gpu") >= 1);  // dump_state prints the configuration
   for (const std::string& text : said) {

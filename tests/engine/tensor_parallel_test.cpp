@@ -2,6 +2,7 @@
 // plans_test.cpp.
 #include <csignal>
 
+#include "tests/dist/outcomes.h"
 #include "tests/engine/training.h"
 
 using namespace lockstep;
@@ -30,49 +31,39 @@ TEST_CASE("slices: all ranks raise an error that names its location") {
     const char* expected;
   };
   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");
-  for (const Row& row : std::vector<Row>{{[](int, int64_t micro, const pipeline::Sample&sample) {
-                                            return micro == 3 ? std::nullopt : std::optional(sample);
-                                          },
-                                          "the data ended before micro-batch 3 of step 0, expected 4 micro-batches"},
-                                         {[](int, int64_t micro, pipeline::Sample sample) {
-                                            if (micro == 1) sample.inputs[0] = sample.inputs[0].narrow(0, 0, 1);
-                                            return sample;
-                                          },
-                                          "make all micro-batches the same shape, or set dynamic_shapes"},
-                                         {[](int rank, int64_t micro, const pipeline::Sample&sample) {
-                                            if (rank == 6 && micro == 2) fail("no such file");
-                                            return sample;
-                                          },
-                                          "no such file"}}) {
-    std::vector<std::string> found(8);
-    try {
-      dist::spawn(8,
-                  [&](int rank) {
-                    try {
-                      one_step(plan, 2, [&](int64_t micro) { return row.data(rank, micro, sharded.sample(0, micro)); });
-                    } catch (const std::exception& error) {
-                      found[size_t(rank)] = error.what();
-                      throw;
-                    }
-                  },
-                  {.timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
-    } catch (const std::exception&) {}
-    for (const std::string& text : found) CHECK_MESSAGE(contains(text, row.expected), text);
+  const Row rows[] = {
+      {[](int, int64_t micro, const pipeline::Sample& sample) {
+         return micro == 3 ? std::nullopt : std::optional(sample);
+       },
+       "the data ended before micro-batch 3 of step 0, expected 4 micro-batches"},
+      {[](int, int64_t micro, pipeline::Sample sample) {
+         if (micro == 1) sample.inputs[0] = sample.inputs[0].narrow(0, 0, 1);
+         return sample;
+       },
+       "make all micro-batches the same shape, or set dynamic_shapes"},
+      {[](int rank, int64_t micro, const pipeline::Sample& sample) {
+         if (rank == 6 && micro == 2) fail("no such file");
+         return sample;
+       },
+       "no such file"},
+  };
+  for (const Row& row : rows) {
+    const auto step = [&](int rank) {
+      one_step(plan, 2, [&](int64_t micro) { return row.data(rank, micro, sharded.sample(0, micro)); });
+    };
+    for (const std::string& text : outcomes(8, step, 30)) CHECK_MESSAGE(contains(text, row.expected), text);
   }
 }
 
 TEST_CASE("slices: a rank that dies is named by all others") {
-  std::string text;
-  try {
-    dist::spawn(
-        4,
-        [](int rank) {
-          one_step(parallel::parse_plan("pp2+tp2+zero1"), 4, [&](int64_t micro) {
-            if (rank == 3 && micro == 2) raise(SIGKILL);
-            return sharded.sample(0, micro);
-          });
-        },
-        {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
-  } catch (const std::exception& e) { text = e.what(); }
+  const std::string text = outcome(
+      4,
+      [](int rank) {
+        one_step(parallel::parse_plan("pp2+tp2+zero1"), 4, [&](int64_t micro) {
+          if (rank == 3 && micro == 2) raise(SIGKILL);
+          return sharded.sample(0, micro);
+        });
+      },
+      {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});
   CHECK_MESSAGE(contains(text, "rank 3"), text);
 }

@@ -1,10 +1,6 @@
 // Traces of an engine's steps: the record of a forward ends before its backward begins, whether the engine or the user
 // runs the loop. A rank's waits in collectives have records of their own.
-#include <doctest/doctest.h>
-
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "data/json.h"
 #include "tests/engine/util.h"
@@ -20,13 +16,6 @@ struct Span {
   double begin, end;  // microseconds
 };
 
-data::Json records_of(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return data::parse_json(text.str(), path);
-}
-
 /// Runs `run` on one rank; returns the records of its trace, sorted by their beginning.
 std::vector<Span> traced(const std::function<void()>& run) {
   const TempDir folder;
@@ -36,13 +25,13 @@ std::vector<Span> traced(const std::function<void()>& run) {
     trace::stop();
   });
   std::vector<Span> all;
-  const data::Json records = records_of(folder / "rank-0.json");
+  const data::Json records = data::read_json(folder / "rank-0.json");
   for (const data::Json& one : records.as_array()) {
     if (one.at("ph").as_string() != "X") continue;
     const double begin = one.at("ts").as_number();
     all.push_back({one.at("name").as_string(), one.at("cat").as_string(), begin, begin + one.at("dur").as_number()});
   }
-  std::sort(all.begin(), all.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::ranges::sort(all, {}, &Span::begin);
   return all;
 }
 
@@ -56,10 +45,9 @@ void check_forwards(const std::vector<Span>& spans, const std::vector<std::strin
     for (const Span& other : spans)
       if (other.begin > forward.begin && (other.category == "backward" || other.category == "optimizer"))
         CHECK(other.begin >= forward.end);
-    const bool has_operations = std::any_of(spans.begin(), spans.end(), [&](const Span& one) {
+    CHECK(std::ranges::any_of(spans, [&](const Span& one) {
       return one.category == "operation" && one.begin >= forward.begin && one.end <= forward.end;
-    });
-    CHECK(has_operations);
+    }));
   }
   CHECK(found == names);
 }
@@ -70,36 +58,25 @@ const std::vector<std::string> two_steps{"forward 0", "forward 1", "forward 0", 
 
 TEST_CASE(
     "trace of an engine: in train_batch(), a forward's record ends before the backward and the optimizer step begin") {
-  check_forwards(traced([] {
-                   engine::PipelineModule module{.model = std::shared_ptr<nn::Module>(make_net())};
-                   module.loss_fn = [](const pipeline::Values& y, const std::vector<Tensor>& targets) {
-                     return cross_entropy(y.at(0), targets.at(0));
-                   };
-                   auto engine = engine::initialize(std::move(module), {.optimizer = make_adamw,
-                                                                        .training_data = data::share(samples()),
-                                                                        .config = config_of(0, 2),
-                                                                        .log = quiet});
-                   for (int step = 0; step < 2; ++step) engine.train_batch();
-                 }),
-                 two_steps);
+  const auto steps = [] {
+    engine::EngineBase engine(
+        {.model = make_net(), .loss_fn = loss_of_scores},
+        {.optimizer = make_adamw, .training_data = data::share(samples()), .config = config_of(0, 2), .log = quiet});
+    for (int step = 0; step < 2; ++step) engine.train_batch();
+  };
+  check_forwards(traced(steps), two_steps);
 }
 
 TEST_CASE("trace of an engine: the same in a user's loop, and none in evaluation") {
   const auto loop = [](bool in_evaluation) {
-    const auto net = make_net();
-    auto made = engine::initialize(*net, {.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
-    auto& engine = made.engine;
-    const auto data = samples();
+    NetEngine n({.optimizer = make_adamw, .config = config_of(0, 2), .log = quiet});
     for (int64_t micro = 0; micro < 4; ++micro) {
-      const data::Example one = data.get(micro);
-      const Tensor x = one.input.view({1, 6}), y = one.target.view({1});
-      if (in_evaluation) {
-        const NoGrad no_grad;
-        engine(x);
+      if (!in_evaluation) {
+        n.train_once();
         continue;
       }
-      engine.backward(cross_entropy(engine(x), y));
-      engine.step();
+      const NoGrad no_grad;
+      n.loss();
     }
   };
   check_forwards(traced([&] { loop(false); }), two_steps);
@@ -119,7 +96,7 @@ TEST_CASE("trace of an engine: a rank's wait in a collective has a record of its
   });
   for (const char* file : {"rank-0.json", "rank-1.json"}) {
     int waits = 0;
-    const data::Json records = records_of(folder / file);
+    const data::Json records = data::read_json(folder / file);
     for (const data::Json& one : records.as_array()) {
       const data::Json* category = one.find("cat");
       waits += category && category->as_string() == "wait";

@@ -1,7 +1,5 @@
 #pragma once
 // Trains a model under any plan, and with a loop written by hand. Tests of plans compare the two.
-#include <doctest/doctest.h>
-
 #include <cmath>
 #include <optional>
 #include <string>
@@ -26,6 +24,8 @@ struct Subject {
   std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer = make_adamw;
   /// The loss in a loop written by hand. Empty: the module's loss_fn.
   pipeline::Loss loss = {};
+  /// In a loop, how many targets count: then `loss` is a sum over them. Empty: it is a mean.
+  std::function<int64_t(const Tensor& targets)> tokens = {};
 };
 
 /// How a subject is trained.
@@ -105,7 +105,8 @@ inline Tensors train(const Subject& subject, const Training& t) {
         const pipeline::Sample sample = *data(e.micro_batch());
         Variable one = loss({(*called)(sample.inputs[0])}, sample.targets);
         if (const Variable own = nn::own_loss(*model); own.defined()) one = add(one, own.to(one.dtype()));
-        e.backward(one);
+        if (subject.tokens) e.backward(one, subject.tokens(sample.targets[0]));
+        else e.backward(one);
         e.step();
       }
       const double norm = e.get_global_grad_norm();
@@ -197,73 +198,70 @@ inline void check_same(const Tensors& full, Tensors found, const Near& near, con
 
 constexpr int64_t subject_vocab = 11;
 
+/// Draws what a sample has, and restores the generator when it goes out of scope.
+inline RandomScope draws_of(int64_t step, int64_t micro) {
+  return RandomScope({.seed = 9, .step = uint64_t(step), .micro_batch = uint64_t(micro)});
+}
+
 /// Net of tests/models.h, on rows of six numbers in three classes. Replicas other than the first have other values.
 inline Subject net_subject() {
-  return {.name = "Net",
-          .make =
-              [](const parallel::Mesh& mesh) {
-                manual_seed(1);
-                const auto model = std::make_shared<Net>();
-                for (const Variable& p : model->parameters())
-                  if (mesh.at().dp > 0 && !p.tensor().storage()->is_empty()) add_scalar_(p.tensor(), 1);
-                return engine::PipelineModule{.model = model,
-                                              .loss_fn = [](const pipeline::Values& out, const std::vector<Tensor>& y) {
-                                                return cross_entropy(out[0], y[0]);
-                                              }};
-              },
-          .sample =
-              [](int64_t step, int64_t micro) {
-                const RandomScope own({.seed = 9, .step = uint64_t(step), .micro_batch = uint64_t(micro)});
-                const Tensor x = randn({2, 6});
-                return pipeline::Sample{{x}, {argmax(x.narrow(1, 0, 3), 1)}};
-              }};
+  Subject s{.name = "Net"};
+  s.make = [](const parallel::Mesh& mesh) {
+    manual_seed(1);
+    const auto model = std::make_shared<Net>();
+    for (const Variable& p : model->parameters())
+      if (mesh.at().dp > 0 && !p.tensor().storage()->is_empty()) add_scalar_(p.tensor(), 1);
+    return engine::PipelineModule{.model = model, .loss_fn = loss_of_scores};
+  };
+  s.sample = [](int64_t step, int64_t micro) {
+    const RandomScope own = draws_of(step, micro);
+    const Tensor x = randn({2, 6});
+    return pipeline::Sample{{x}, {argmax(x.narrow(1, 0, 3), 1)}};
+  };
+  return s;
 }
 
 /// Transformer blocks that tensor parallelism and stages divide, on sequences of five numbers.
 inline Subject blocks_subject() {
-  return {.name = "Blocks",
-          .make =
-              [](const parallel::Mesh&) {
-                manual_seed(7);
-                return engine::PipelineModule{
-                    .model = std::make_shared<Blocks>(),
-                    .loss_fn = [](const pipeline::Values& y, const std::vector<Tensor>& targets) {
-                      return mse_loss(y[0].to(f32), targets[0]);
-                    }};
-              },
-          .sample =
-              [](int64_t step, int64_t micro) {
-                const RandomScope own({.seed = 9, .step = uint64_t(step), .micro_batch = uint64_t(micro)});
-                const Tensor x = randn({2, 5, 3});
-                return pipeline::Sample{{x}, {x.narrow(2, 0, 2)}};
-              }};
+  Subject s{.name = "Blocks"};
+  s.make = [](const parallel::Mesh&) {
+    manual_seed(7);
+    return engine::PipelineModule{.model = std::make_shared<Blocks>(),
+                                  .loss_fn = [](const pipeline::Values& y, const std::vector<Tensor>& targets) {
+                                    return mse_loss(y[0].to(f32), targets[0]);
+                                  }};
+  };
+  s.sample = [](int64_t step, int64_t micro) {
+    const RandomScope own = draws_of(step, micro);
+    const Tensor x = randn({2, 5, 3});
+    return pipeline::Sample{{x}, {x.narrow(2, 0, 2)}};
+  };
+  return s;
+}
+
+/// The loss of a GPT's scores.
+inline Variable loss_of_words(const pipeline::Values& out, const std::vector<Tensor>& targets) {
+  return cross_entropy(out[0].view({-1, subject_vocab}), targets[0].reshape({-1}));
 }
 
 /// A small GPT in f64, trained with SGD: Adam would amplify gradients that are zero except for rounding.
 inline Subject gpt_subject(double dropout) {
-  return {.name = dropout > 0 ? "GPT with dropout" : "GPT",
-          .make =
-              [dropout](const parallel::Mesh&) {
-                manual_seed(1);
-                auto model = std::make_shared<nn::GPT>(nn::GPT::Options{
-                    .vocab = subject_vocab, .context = 16, .layers = 2, .width = 16, .heads = 4, .dropout = dropout});
-                model->to(f64);
-                return engine::PipelineModule{.model = model};
-              },
-          .sample =
-              [](int64_t step, int64_t micro) {
-                const RandomScope own({.seed = 9, .step = uint64_t(step), .micro_batch = uint64_t(micro)});
-                const Tensor tokens = randint(0, subject_vocab, {2, 16});
-                return pipeline::Sample{{tokens}, {tokens}};
-              },
-          .optimizer =
-              [](nn::Module& m) {
-                return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = 0.3, .momentum = 0.9});
-              },
-          .loss =
-              [](const pipeline::Values& out, const std::vector<Tensor>& y) {
-                return cross_entropy(out[0].view({-1, subject_vocab}), y[0].reshape({-1}));
-              }};
+  Subject s{.name = dropout > 0 ? "GPT with dropout" : "GPT"};
+  s.make = [dropout](const parallel::Mesh&) {
+    manual_seed(1);
+    auto model = std::make_shared<nn::GPT>(nn::GPT::Options{
+        .vocab = subject_vocab, .context = 16, .layers = 2, .width = 16, .heads = 4, .dropout = dropout});
+    model->to(f64);
+    return engine::PipelineModule{.model = model};
+  };
+  s.sample = [](int64_t step, int64_t micro) {
+    const RandomScope own = draws_of(step, micro);
+    const Tensor tokens = randint(0, subject_vocab, {2, 16});
+    return pipeline::Sample{{tokens}, {tokens}};
+  };
+  s.optimizer = optimizer_of<optim::SGD>(optim::SGDOptions{.lr = 0.3, .momentum = 0.9});
+  s.loss = loss_of_words;
+  return s;
 }
 
 }  // namespace testing

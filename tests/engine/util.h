@@ -1,7 +1,5 @@
 #pragma once
 // Shared by the tests of the engine: a data set, a configuration, and training steps.
-#include <doctest/doctest.h>
-
 #include "engine/engine.h"
 #include "engine/pipeline_module.h"
 #include "parallel/gradient_sum.h"
@@ -34,6 +32,11 @@ inline Config config_of(int stage, int64_t accumulation, DType dtype = f32) {
   return c;
 }
 
+/// The cross entropy of a model's scores, as the loss of a PipelineModule.
+inline Variable loss_of_scores(const pipeline::Values& out, const std::vector<Tensor>& targets) {
+  return cross_entropy(out[0], targets[0]);
+}
+
 /// The model; its values differ between ranks.
 inline std::unique_ptr<Net> make_net(int rank = 0) {
   manual_seed(1 + uint64_t(rank));  // only the values of rank 0 matter: they are broadcast
@@ -45,8 +48,29 @@ inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
   return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+inline auto sgd_of(double lr) { return optimizer_of<optim::SGD>(optim::SGDOptions{.lr = lr}); }
+/// A warm-up to 2e-2 in eight steps.
+inline std::unique_ptr<optim::Schedule> make_warmup(optim::Optimizer& o) {
+  return std::make_unique<optim::WarmupLR>(
+      o, optim::WarmupLR::Options{.warmup_max_lr = 2e-2, .warmup_num_steps = 8, .warmup_type = optim::Warmup::linear});
+}
+
 /// A copy of all parameters, gathered from all ranks.
 inline Tensors full_parameters(engine::EngineBase& e, nn::Module& net) { return gathered_parameters(e.zero(), net); }
+
+/// A Net, and the engine that trains it on this rank.
+struct NetEngine {
+  explicit NetEngine(engine::InitializeArgs args, std::unique_ptr<Net> own = make_net())
+      : net(std::move(own)), e(*net, std::move(args)) {}
+  Tensors parameters() { return full_parameters(e, *net); }
+  /// The backward of a loss of constant data, and step().
+  void train_once(int64_t rows = 2) { backward(rows), e.step(); }
+  void backward(int64_t rows = 2) { e.backward(loss(rows)); }
+  Variable loss(int64_t rows = 2) { return mean(square(e(ones({rows, 6})))); }
+
+  std::unique_ptr<Net> net;
+  engine::Engine<Net> e;
+};
 
 /// Trains `steps` steps of an engine with its own loader, from the current position.
 template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {

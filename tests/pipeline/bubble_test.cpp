@@ -39,6 +39,7 @@ std::vector<LayerSpec> sleepers(int layers, double unit, bool tied = false) {
 }
 
 Variable any_loss(const Values& out, const std::vector<Tensor>&) { return mean(out[0]); }
+std::optional<Sample> any_sample(int64_t) { return Sample{{ones({1, 2})}, {}}; }
 
 }  // namespace
 
@@ -61,22 +62,20 @@ TEST_CASE("pipeline bubble: the measured bubble matches the formula") {
     double nearest = 1;
     for (const double unit : {0.008, 0.03, 0.1}) {
       if (nearest < 0.1) break;
-      dist::spawn(row.stages * row.replicas,
-                  [&](int rank) {
-                    PipelineEngine engine(
-                        sleepers(row.stages, unit, row.tied),
-                        {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind}, any_loss);
-                    for (int step = 0; step < 10; ++step) {
-                      engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
-                      for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
-                      CHECK(engine.times().size() == size_t(row.stages * row.replicas));
-                      CHECK(engine.bubble() > 0);
-                      const double off = std::abs(engine.bubble() / expected - 1);
-                      if (rank == 0) nearest = std::min(nearest, off);
-                      if (off < 0.1) break;  // the same numbers on all ranks
-                    }
-                  },
-                  {.timeout = dist::Seconds(60)});
+      on_ranks(row.stages * row.replicas, [&](int rank) {
+        PipelineEngine engine(sleepers(row.stages, unit, row.tied),
+                              {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind},
+                              any_loss);
+        for (int step = 0; step < 10; ++step) {
+          engine.train_batch(any_sample);
+          for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
+          CHECK(engine.times().size() == size_t(row.stages * row.replicas));
+          CHECK(engine.bubble() > 0);
+          const double off = std::abs(engine.bubble() / expected - 1);
+          if (rank == 0) nearest = std::min(nearest, off);
+          if (off < 0.1) break;  // the same numbers on all ranks
+        }
+      });
     }
     CHECK_MESSAGE(nearest < 0.1, str(name_of(row.kind), row.tied ? ", tied" : "", " of ", row.stages)
                                      << " stages: " << nearest);
@@ -84,20 +83,18 @@ TEST_CASE("pipeline bubble: the measured bubble matches the formula") {
 }
 
 TEST_CASE("pipeline bubble: a rank that has more to do is busy, the others wait for it") {
-  dist::spawn(2,
-              [](int) {
-                auto layers = sleepers(2, 0.002);
-                layers[1] = sleepers(1, 0.01)[0];
-                PipelineEngine engine(std::move(layers), {.micro_batches = 4}, any_loss);
-                engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
-                const auto& times = engine.times();
-                CHECK(times[1].busy > 0.12);
-                CHECK(times[0].idle > times[1].idle);
-                CHECK(std::abs(times[0].busy + times[0].idle - times[1].busy - times[1].idle) < 1e-9);
-              },
-              {.timeout = dist::Seconds(60)});
+  on_ranks(2, [](int) {
+    auto layers = sleepers(2, 0.002);
+    layers[1] = sleepers(1, 0.01)[0];
+    PipelineEngine engine(std::move(layers), {.micro_batches = 4}, any_loss);
+    engine.train_batch(any_sample);
+    const auto& times = engine.times();
+    CHECK(times[1].busy > 0.12);
+    CHECK(times[0].idle > times[1].idle);
+    CHECK(std::abs(times[0].busy + times[0].idle - times[1].busy - times[1].idle) < 1e-9);
+  });
   PipelineEngine single(sleepers(1, 0.001), {.micro_batches = 2}, any_loss);
   CHECK(single.bubble() == 0);
-  single.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
+  single.train_batch(any_sample);
   CHECK(single.bubble() < 0.05);
 }

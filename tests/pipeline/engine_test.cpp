@@ -13,9 +13,9 @@ using namespace lockstep::pipeline;
 namespace {
 
 /// Trains in one process without a pipeline; returns the parameters, with the losses as "loss".
-Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = model(), double clip = 0) {
+Tensors reference(int micro_batches, double clip = 0) {
   manual_seed(5);
-  StageModule net(layers, {{0, int(layers.size())}}, 0);
+  StageModule net(model(), {{0, 8}}, 0);
   Optimizer optimizer(net);
   parallel::GradientSum sum(net.parameters());
   std::vector<double> losses, norms;
@@ -45,35 +45,35 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
   return all;
 }
 
-/// Trains `steps` steps on `ranks` ranks; returns all parameters by name, and checks that those on several ranks are
-/// equal.
-Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions& spawn = {.timeout = dist::Seconds(60)},
-              const std::vector<LayerSpec>& layers = model(), double clip = 0) {
-  const auto all = on_ranks<Tensors>(
-      ranks,
-      [&](int) {
-        manual_seed(5);
-        PipelineEngine engine(layers, options, loss_of_tokens);
-        Optimizer optimizer(engine.module());
-        std::vector<double> losses, norms;
-        for (int step = 0; step < steps; ++step) {
-          losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
-          if (clip > 0) norms.push_back(engine.clip_grad_norm(clip));
-          optimizer.step();
-        }
-        Tensors mine = copy_parameters(engine.module());
-        if (clip > 0) mine["norms"] = Tensor::from(norms, {steps});
-        mine["loss"] = Tensor::from(losses, {steps});
-        return mine;
-      },
-      spawn);
-  return merged(all);
-}
-
+/// How an engine trains.
 struct Plan {
   int ranks;
   EngineOptions options;
+  std::vector<LayerSpec> layers = model();
+  double clip = 0;
+  const char* transport = "auto";
 };
+
+/// Trains `steps` steps; returns all parameters and buffers by name, and checks that those on several ranks are equal.
+Tensors train(const Plan& plan) {
+  const auto on_rank = [&](int) {
+    manual_seed(5);
+    PipelineEngine engine(plan.layers, plan.options, loss_of_tokens);
+    Optimizer optimizer(engine.module());
+    std::vector<double> losses, norms;
+    for (int step = 0; step < steps; ++step) {
+      losses.push_back(engine.train_batch([&](int64_t m) { return sample_of(step, m); }));
+      if (plan.clip > 0) norms.push_back(engine.clip_grad_norm(plan.clip));
+      optimizer.step();
+    }
+    Tensors mine = copy_parameters(engine.module());
+    for (auto& b : engine.module().named_buffers()) mine[b.name] = b.tensor.clone();
+    if (plan.clip > 0) mine["norms"] = Tensor::from(norms, {steps});
+    mine["loss"] = Tensor::from(losses, {steps});
+    return mine;
+  };
+  return merged(on_ranks<Tensors>(plan.ranks, on_rank, {.transport = plan.transport, .timeout = dist::Seconds(60)}));
+}
 
 }  // namespace
 
@@ -105,11 +105,10 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
 
 TEST_CASE(
     "pipeline: bit-identical to one process, for every schedule, number of stages and copies, with dropout, tied "
-    "layers and "
-    "tensors of several dtypes") {
+    "layers and tensors of several dtypes") {
   const Tensors one = reference(8);
   CHECK(one.size() == 10);
-  const std::vector<Plan> plans{
+  std::vector<Plan> plans{
       {1, {.micro_batches = 8}},
       {2, {.micro_batches = 8}},
       {4, {.micro_batches = 8}},
@@ -133,45 +132,38 @@ TEST_CASE(
       {2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}},
       {4, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}},
   };
+  for (const int interval : {1, 2, 3, 100})  // layers whose forward runs again in backward
+    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
+      plans.push_back({2, {.micro_batches = 8, .schedule = kind, .checkpoint_interval = interval}});
   for (const Plan& plan : plans) {
     CAPTURE(plan.ranks);
     CAPTURE(plan.options.stages);
     CAPTURE(name_of(plan.options.schedule));
     CAPTURE(plan.options.chunks);
-    CHECK(differing(one, train(plan.ranks, plan.options)) == "");
+    CAPTURE(plan.options.checkpoint_interval);
+    CHECK(differing(one, train(plan)) == "");
   }
 }
 
 TEST_CASE("pipeline: over tcp, and with clipping by the norm over all stages") {
-  CHECK(differing(reference(4), train(2, {.micro_batches = 4}, {.transport = "tcp", .timeout = dist::Seconds(60)})) ==
-        "");
-  const Tensors one = reference(4, model(), 0.05);
+  CHECK(differing(reference(4), train({.ranks = 2, .options = {.micro_batches = 4}, .transport = "tcp"})) == "");
+  const Tensors one = reference(4, 0.05);
   CHECK(one.count("norms") == 1);
-  for (const auto& [ranks, options] :
-       {Plan{1, {.micro_batches = 4}}, Plan{4, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
-        Plan{2, {.micro_batches = 4, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
-    CHECK(differing(one, train(ranks, options, {.timeout = dist::Seconds(60)}, model(), 0.05)) == "");
+  for (Plan plan : std::vector<Plan>{
+           {1, {.micro_batches = 4}},
+           {4, {.micro_batches = 4}},
+           {4, {.stages = 2, .micro_batches = 2}},
+           {2, {.micro_batches = 4, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+    plan.clip = 0.05;
+    CHECK(differing(one, train(plan)) == "");
   }
 }
 
 TEST_CASE("pipeline: any number of micro-batches, also fewer than stages") {
   for (const int m : {1, 2, 3, 7}) {
     const Tensors one = reference(m);
-    for (const int ranks : {1, 3, 5}) CHECK(differing(one, train(ranks, {.micro_batches = m})) == "");
-    CHECK(differing(one, train(4, {.micro_batches = m, .schedule = ScheduleKind::zb_h1})) == "");
-  }
-}
-
-TEST_CASE("pipeline: activation checkpointing gives the same bits") {
-  const std::vector<LayerSpec> layers = model();
-  const Tensors one = reference(4, layers);
-  for (const int interval : {1, 2, 3, 100}) {
-    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
-      CAPTURE(interval);
-      CAPTURE(name_of(kind));
-      CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval},
-                                 {.timeout = dist::Seconds(60)}, layers)) == "");
-    }
+    for (const int ranks : {1, 3, 5}) CHECK(differing(one, train({ranks, {.micro_batches = m}})) == "");
+    CHECK(differing(one, train({4, {.micro_batches = m, .schedule = ScheduleKind::zb_h1}})) == "");
   }
 }
 
@@ -198,21 +190,7 @@ TEST_CASE("pipeline: layers with state count a forward that runs again once") {
     layers.push_back(centred);
   }
   layers.push_back(layer<nn::Linear>({.in = width, .out = vocab}));
-  const auto run = [&](const EngineOptions& options) {
-    const auto all = on_ranks<Tensors>(2, [&](int) {
-      manual_seed(5);
-      PipelineEngine engine(layers, options, loss_of_tokens);
-      Optimizer optimizer(engine.module());
-      for (int step = 0; step < steps; ++step) {
-        engine.train_batch([&](int64_t m) { return sample_of(step, m); });
-        optimizer.step();
-      }
-      Tensors mine = copy_parameters(engine.module());
-      for (auto& b : engine.module().named_buffers()) mine[b.name] = b.tensor.clone();
-      return mine;
-    });
-    return merged(all);
-  };
+  const auto run = [&](const EngineOptions& options) { return train({2, options, layers}); };
   const Tensors plain = run({.micro_batches = 4});
   CHECK(plain.at("1.num_batches_tracked").item() == 4 * steps);
   for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1}) {
@@ -229,14 +207,14 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
   StageModule full(model(), {{0, 8}}, 0);
   full.eval();
   const Tensors one = reference(4);
-  for (const auto& [ranks, options] :
+  for (const Plan& plan :
        {Plan{1, {.micro_batches = 4}}, Plan{3, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
         Plan{2, {.micro_batches = 4, .schedule = ScheduleKind::interleaved, .split = SplitBy::parse("uniform")}},
         Plan{2, {.micro_batches = 4, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
-    const int replicas = options.stages > 0 ? ranks / options.stages : 1;
-    const auto all = on_ranks<Tensors>(ranks, [&, &options = options](int) {
+    const int replicas = plan.options.stages > 0 ? plan.ranks / plan.options.stages : 1;
+    const auto all = on_ranks<Tensors>(plan.ranks, [&](int) {
       manual_seed(5);
-      PipelineEngine engine(model(), options, loss_of_tokens);
+      PipelineEngine engine(plan.layers, plan.options, loss_of_tokens);
       Optimizer optimizer(engine.module());
       Tensors mine;
       for (int step = 0; step < steps; ++step) {

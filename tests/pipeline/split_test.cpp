@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <numeric>
 
 #include "pipeline/simulate.h"
@@ -17,31 +16,27 @@ using namespace lockstep::pipeline;
 
 namespace {
 
+/// The sum of each part.
+std::vector<double> sums(const std::vector<double>& w, const std::vector<int>& bounds) {
+  std::vector<double> all;
+  for (size_t k = 0; k + 1 < bounds.size(); ++k)
+    all.push_back(std::accumulate(w.begin() + bounds[k], w.begin() + bounds[k + 1], 0.0));
+  return all;
+}
 double largest(const std::vector<double>& w, const std::vector<int>& bounds) {
-  double max_sum = 0;
-  for (size_t k = 0; k + 1 < bounds.size(); ++k) {
-    double sum = 0;
-    for (int i = bounds[k]; i < bounds[k + 1]; ++i) sum += w[size_t(i)];
-    max_sum = std::max(max_sum, sum);
-  }
-  return max_sum;
+  return std::ranges::max(sums(w, bounds));
 }
 
-double best_of_all(const std::vector<double>& w, int parts) {
+/// The least cost of all ways to cut `layers` into parts that are not empty.
+double best_of_all(int layers, int parts, const std::function<double(const std::vector<int>& bounds)>& cost) {
   double best = INFINITY;
   std::vector<int> bounds{0};
   const std::function<void()> cut = [&] {
-    if (int(bounds.size()) == parts) {
-      bounds.push_back(int(w.size()));
-      best = std::min(best, largest(w, bounds));
-      bounds.pop_back();
-      return;
-    }
-    for (int at = bounds.back() + 1; at <= int(w.size()) - (parts - int(bounds.size())); ++at) {
-      bounds.push_back(at);
-      cut();
-      bounds.pop_back();
-    }
+    const int left = parts - int(bounds.size());  // cuts that are not chosen yet
+    bounds.push_back(layers);
+    if (left == 0) best = std::min(best, cost(bounds));
+    for (int at = bounds.end()[-2] + 1; left > 0 && at <= layers - left; ++at) bounds.back() = at, cut();
+    bounds.pop_back();
   };
   cut();
   return best;
@@ -63,7 +58,8 @@ TEST_CASE("split: no cut is better, no part is empty") {
         CHECK(bounds[0] == 0);
         CHECK(bounds.back() == n);
         for (int k = 0; k < parts; ++k) CHECK(bounds[size_t(k)] < bounds[size_t(k) + 1]);
-        CHECK(largest(w, bounds) == doctest::Approx(best_of_all(w, parts)));
+        CHECK(largest(w, bounds) ==
+              doctest::Approx(best_of_all(n, parts, [&](const auto& cut) { return largest(w, cut); })));
       }
     }
   }
@@ -86,22 +82,10 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
         const double total = std::accumulate(w.begin(), w.end(), 0.0);
         const auto seconds = [&](const std::vector<int>& bounds) {
           StageCosts costs;
-          for (size_t k = 0; k < size_t(parts); ++k)
-            costs.weights.push_back(std::accumulate(w.begin() + bounds[k], w.begin() + bounds[k + 1], 0.0) * parts /
-                                    total);
+          for (const double sum : sums(w, bounds)) costs.weights.push_back(sum * parts / total);
           return simulate(schedule, costs).seconds;
         };
-        double best = std::numeric_limits<double>::infinity();
-        std::vector<int> bounds(size_t(parts) + 1, 0);
-        const std::function<void(int)> all = [&](int k) {
-          if (k == parts) {
-            bounds.back() = layers;
-            best = std::min(best, seconds(bounds));
-            return;
-          }
-          for (int at = bounds[size_t(k) - 1] + 1; at <= layers - (parts - k); ++at) bounds[size_t(k)] = at, all(k + 1);
-        };
-        all(1);
+        const double best = best_of_all(layers, parts, seconds);
         const double ours = seconds(balance(w, schedule));
         CHECK(ours <= seconds(balance(w, parts)));
         CHECK(ours <= best * 1.03);

@@ -1,12 +1,7 @@
 // Objects that refer to each other may be destroyed in any order. AddressSanitizer finds mistakes here.
 #include <doctest/doctest.h>
 
-#include <memory>
-
 #include "nn/models/gpt.h"
-#include "nn/nn.h"
-#include "optim/optim.h"
-#include "optim/schedule.h"
 #include "parallel/activation_checkpoints.h"
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"

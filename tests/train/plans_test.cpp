@@ -37,40 +37,33 @@ engine::Config config_of(const Mix& m, const parallel::Plan& plan) {
   c.optimizer = {.type = m.optimizer,
                  .params = data::parse_json(
                      m.optimizer == "OneBitAdam" ? R"({"lr": 0.01, "freeze_step": 1})" : R"({"lr": 0.01})", "params")};
-  if (m.recompute)
-    (plan.pp * plan.tp > 1 ? c.pipeline.activation_checkpoint_interval : c.seed) = plan.pp * plan.tp > 1 ? 1 : c.seed;
-  c.activation_checkpointing.enabled = m.recompute && plan.pp * plan.tp == 1;
+  const bool in_parts = plan.pp * plan.tp > 1;
+  if (m.recompute && in_parts) c.pipeline.activation_checkpoint_interval = 1;
+  c.activation_checkpointing.enabled = m.recompute && !in_parts;
   c.fp16 = {.enabled = m.precision == "fp16", .initial_scale_power = 4};
   c.bf16.enabled = m.precision == "bf16";
   return c;
 }
 
 Subject subject_of(const Mix& m) {
-  return {.name = m.llama ? "Llama" : "GPT",
-          .make =
-              [=](const parallel::Mesh&) {
-                manual_seed(3);
-                nn::GPT::Options sizes{.vocab = vocab,
-                                       .context = context,
-                                       .layers = 2,
-                                       .width = 8,
-                                       .heads = 4,
-                                       .dropout = m.dropout ? 0.1 : 0};
-                if (m.llama) sizes = as_llama(sizes), sizes.head_size = 4, sizes.inner = 12;
-                const auto model = std::make_shared<nn::GPT>(sizes);
-                if (m.sparse)
-                  for (auto& block : model->blocks.items) block->attention.set_sparsity(std::make_shared<Strided>(2));
-                engine::PipelineModule module{.model = model};
-                if (m.precision == "autocast") module.autocast = bf16;
-                return module;
-              },
-          .sample =
-              [](int64_t, int64_t) {  // drawn by the engine's generator
-                const Tensor tokens = randint(0, vocab, {2, context + 1});
-                return pipeline::Sample{{tokens.narrow(1, 0, context).contiguous()},
-                                        {tokens.narrow(1, 1, context).contiguous()}};
-              },
-          .optimizer = {}};
+  Subject s{.name = m.llama ? "Llama" : "GPT", .optimizer = {}};
+  s.make = [=](const parallel::Mesh&) {
+    manual_seed(3);
+    nn::GPT::Options sizes{
+        .vocab = vocab, .context = context, .layers = 2, .width = 8, .heads = 4, .dropout = m.dropout ? 0.1 : 0};
+    if (m.llama) sizes = as_llama(sizes), sizes.head_size = 4, sizes.inner = 12;
+    const auto model = std::make_shared<nn::GPT>(sizes);
+    if (m.sparse)
+      for (auto& block : model->blocks.items) block->attention.set_sparsity(std::make_shared<Strided>(2));
+    engine::PipelineModule module{.model = model};
+    if (m.precision == "autocast") module.autocast = bf16;
+    return module;
+  };
+  s.sample = [](int64_t, int64_t) {  // drawn by the engine's generator
+    const Tensor tokens = randint(0, vocab, {2, context + 1});
+    return pipeline::Sample{{tokens.narrow(1, 0, context).contiguous()}, {tokens.narrow(1, 1, context).contiguous()}};
+  };
+  return s;
 }
 
 Tensors train_mix(const Mix& m) {

@@ -61,25 +61,19 @@ inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::
     nn::GPT model(sizes);
     const data::TokenBatches batches(license_tokens(), 5);
     std::optional<train::Trainer> trainer;
-    trainer.emplace(job, model,
-                    train::TrainerOptions{
-                        .batches = [&](int64_t step, int64_t micro,
-                                       int64_t n) { return batches.sample(step, micro, n, sizes.context); },
-                        .optimizer =
-                            [](nn::Module& m) {
-                              return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 5e-4});
-                            },
-                        // Without a warm-up, f32 is as far from itself when its last bits change.
-                        .schedule =
-                            [](optim::Optimizer& optimizer, int64_t steps) {
-                              return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(20, steps, 0.1));
-                            },
-                        .config = data::Json::Object{{"gradient_clipping", 1}},
-                        .on_step =
-                            [&](const train::StepInfo& info, data::Json&) {
-                              if (job.team().leads()) found.losses.push_back(info.loss);
-                              if (look) look(*trainer, info);
-                            }});
+    train::TrainerOptions t;
+    t.batches = [&](int64_t step, int64_t micro, int64_t n) { return batches.sample(step, micro, n, sizes.context); };
+    t.optimizer = optimizer_of<optim::AdamW>(optim::AdamWOptions{.lr = 5e-4});
+    // Without a warm-up, f32 is as far from itself when its last bits change.
+    t.schedule = [](optim::Optimizer& optimizer, int64_t steps) {
+      return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(20, steps, 0.1));
+    };
+    t.config = data::Json::Object{{"gradient_clipping", 1}};
+    t.on_step = [&](const train::StepInfo& info, data::Json&) {
+      if (job.team().leads()) found.losses.push_back(info.loss);
+      if (look) look(*trainer, info);
+    };
+    trainer.emplace(job, model, t);
     trainer->fit();
     const nn::State full = trainer->full_model();
     if (job.team().leads()) found.model = full;

@@ -4,20 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "autograd/ops.h"
-#include "data/files.h"
-#include "nn/container.h"
-#include "nn/conv.h"
-#include "nn/linear.h"
-#include "nn/models/gpt.h"
-#include "nn/norm.h"
-#include "optim/optim.h"
-#include "tensor/ops.h"
-#include "tensor/random.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #include "tests/train/precision.h"
-#include "train/trainer.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -118,15 +107,11 @@ TEST_CASE("precision: convolutions and batch norm train in bf16, with statistics
     train::start(o, "", [&](train::TrainJob& job) {
       manual_seed(6);
       Net net;
-      train::Trainer trainer(job, net,
-                             {.loss =
-                                  [](const Variable& scores, const Tensor& target) {
-                                    const Variable one = cross_entropy(scores, target),
-                                                   hot = mse_loss(scores, zeros(scores.shape()));
-                                    return add(one, mul_scalar(hot, 0.01));
-                                  },
-                              .data = samples,
-                              .evaluate = samples});
+      const auto loss = [](const Variable& scores, const Tensor& target) {
+        const Variable one = cross_entropy(scores, target), hot = mse_loss(scores, zeros(scores.shape()));
+        return add(one, mul_scalar(hot, 0.01));
+      };
+      train::Trainer trainer(job, net, {.loss = loss, .data = samples, .evaluate = samples});
       trainer.fit();
       for (const nn::NamedBuffer& b : net.named_buffers())
         if (is_floating(b.tensor.dtype())) CHECK_MESSAGE(b.tensor.dtype() == f32, b.name);
