@@ -29,17 +29,15 @@ std::unique_ptr<nn::GPT> make_gpt() {
 TEST_CASE("cuts: every element once, whatever the sizes") {
   for (const int n : worlds) {
     on_ranks(n, [n](dist::ProcessGroup& g) {
-      struct Row {
-        Shape shape;
-        int64_t dim;
-        std::vector<int64_t> blocks;
-      };
-      for (const Row& row : {Row{{1, 3}, 0, {}}, Row{{7, 3}, 0, {}}, Row{{3, 7}, 1, {}}, Row{{16, 2}, -2, {8, 4, 4}},
-                             Row{{2, 11, 2}, 1, {5, 0, 6}}, Row{{0, 2}, 0, {}}}) {
-        const tp::ShardLayout cut{row.shape, row.dim, row.blocks};
-        const Tensor entire = values(1, row.shape), shard = tp::shard_of(entire, cut, n, g.rank());
+      for (const tp::ShardLayout& cut : std::vector<tp::ShardLayout>{{{1, 3}, 0, {}},
+                                                                     {{7, 3}, 0, {}},
+                                                                     {{3, 7}, 1, {}},
+                                                                     {{16, 2}, -2, {8, 4, 4}},
+                                                                     {{2, 11, 2}, 1, {5, 0, 6}},
+                                                                     {{0, 2}, 0, {}}}) {
+        const Tensor entire = values(1, cut.full), shard = tp::shard_of(entire, cut, n, g.rank());
         LOCKSTEP_CHECK(shard.shape() == tp::shard_shape(cut, n, g.rank()), "its shape");
-        LOCKSTEP_CHECK(equal(tp::joined(shard, cut, g), entire), "joined again, ", row.shape);
+        LOCKSTEP_CHECK(equal(tp::joined(shard, cut, g), entire), "joined again, ", cut.full);
         if (n > 1) CHECK_ERROR(tp::joined(values(1, {99}), {.full = {100}}, g), "expected a shard of shape ");
       }
       CHECK_ERROR(tp::shard_of(values(1, {4, 2}), {.full = {4, 2}, .blocks = {1, 2}}, n, 0),
