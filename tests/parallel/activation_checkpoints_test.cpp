@@ -78,8 +78,7 @@ TEST_CASE(
   for (const Row& row : rows) {
     for (const int ranks : {1, 2, 4}) {
       if (ranks > 1 && !row.grouped) continue;
-      CAPTURE(row.name);
-      CAPTURE(ranks);
+      INFO(row.name, ", ranks ", ranks);
       on_ranks(ranks, [&](int) {
         nn::GPT plain = make_gpt(), model = make_gpt();
         CheckpointOptions options = row.options;

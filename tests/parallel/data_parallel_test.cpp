@@ -67,27 +67,24 @@ std::vector<Tensor> gradients_of(nn::Module& module) {
 }  // namespace
 
 TEST_CASE("a batch is split as by torch.chunk") {
-  const struct {
-    int64_t n, k;
-    std::vector<int64_t> sizes;
-  } rows[] = {{30, 2, {15, 15}}, {10, 3, {4, 4, 2}}, {5, 4, {2, 2, 1}}, {9, 4, {3, 3, 3}},
-              {3, 4, {1, 1, 1}}, {1, 2, {1}},        {7, 1, {7}},       {97, 8, {13, 13, 13, 13, 13, 13, 13, 6}}};
+  const std::tuple<int64_t, int, std::vector<int64_t>> rows[] = {
+      {30, 2, {15, 15}}, {10, 3, {4, 4, 2}}, {5, 4, {2, 2, 1}}, {9, 4, {3, 3, 3}},
+      {3, 4, {1, 1, 1}}, {1, 2, {1}},        {7, 1, {7}},       {97, 8, {13, 13, 13, 13, 13, 13, 13, 6}}};
   const Devices eight(8);
-  for (const auto& row : rows) {
-    CAPTURE(row.n);
-    CAPTURE(row.k);
-    CHECK(parallel::chunk_sizes(row.n, row.k) == row.sizes);
+  for (const auto& [n, k, expected] : rows) {
+    INFO(n, " in ", k);
+    CHECK(parallel::chunk_sizes(n, k) == expected);
     for (const int64_t dim : {0, 1, -1}) {
-      const Variable x(dim == 0 ? rand({row.n, 2}) : rand({2, row.n}), true);
-      std::vector<int64_t> sizes(row.sizes.size(), 0);
+      const Variable x(dim == 0 ? rand({n, 2}) : rand({2, n}), true);
+      std::vector<int64_t> sizes(expected.size(), 0);
       Variable back;
       with(
           [&](auto&, const Variable& piece) {
             sizes.at(size_t(piece.device().index)) = piece.size(dim);
             return piece;
           },
-          {.devices = first(int(row.k)), .output = device(1), .dim = dim}, [&](auto& dp, auto&) { back = dp(x); });
-      CHECK(sizes == row.sizes);
+          {.devices = first(k), .output = device(1), .dim = dim}, [&](auto& dp, auto&) { back = dp(x); });
+      CHECK(sizes == expected);
       CHECK(back.device() == device(1));
       CHECK(equal(back.tensor().to(cpu), x.tensor()));
       sum(back * back).backward();
@@ -105,9 +102,7 @@ TEST_CASE("outputs, loss and gradients equal those on one device") {
   for (const Reduce reduce : {Reduce::root, Reduce::cpu, Reduce::ring}) {
     for (int k = 1; k <= 4; ++k) {
       for (const int64_t batch : {1, 2, 5, 30, 31}) {
-        CAPTURE(int(reduce));
-        CAPTURE(k);
-        CAPTURE(batch);
+        INFO("reduce ", int(reduce), ", devices ", k, ", batch ", batch);
         manual_seed(3);
         SmallNet net;
         DataParallel model(net, {.devices = first(k), .reduce = reduce});
@@ -448,8 +443,7 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
     SmallNet net;  // 35 + 7 + 21 + 3 floats: chunks are uneven
     const int64_t n = k, bytes = 4 * net.parameter_count();
     for (const Reduce reduce : {Reduce::root, Reduce::cpu, Reduce::ring}) {
-      CAPTURE(k);
-      CAPTURE(int(reduce));
+      INFO("reduce ", int(reduce), ", devices ", k);
       DataParallel model(net, {.reduce = reduce});
       Variable x(randn({4 * n, 5}), true);
       sum(model(x)).backward();

@@ -37,8 +37,7 @@ TEST_CASE("DDP: unused parameters are named in the same backward, on all ranks")
 TEST_CASE("DDP: find_unused_parameters sends zeros for unused parameters; those unused on all ranks get no gradient") {
   for (const bool overlap : {true, false})
     for (const double mib : {1e-6, 25.}) {
-      CAPTURE(overlap);
-      CAPTURE(mib);
+      INFO("overlap ", overlap, ", mib ", mib);
       alike(3, [&](int rank) {
         manual_seed(1);
         Branches net;

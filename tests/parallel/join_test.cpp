@@ -28,9 +28,7 @@ TEST_CASE("join 43: the mean counts every rank, or those with data; all end with
   for (const bool by_active : {false, true})
     for (const bool overlap : {false, true})
       for (const int ranks : {1, 2, 3, 4}) {
-        CAPTURE(by_active);
-        CAPTURE(overlap);
-        CAPTURE(ranks);
+        INFO("by_active ", by_active, ", overlap ", overlap, ", ranks ", ranks);
         // Rank r has r + 1 batches with d loss / d weight = 2. The final weight shows how many ranks each step averaged
         // over.
         const auto weights = on_ranks<double>(ranks, [&](int rank) {

@@ -58,22 +58,18 @@ TEST_CASE("plan: slices are neighbours, then parts of a sequence, stages, copies
 }
 
 TEST_CASE("plan: impossible plans are rejected with the reason and the nearest possible plan") {
-  struct Row {
-    const char* plan;
-    PlanSizes sizes;
-    const char *reason, *nearest;
-  };
+  using Text = const char*;
   PlanSizes roomy{.ranks = 8, .layers = 8, .heads = 4, .context = 16, .micro_batches = 4};
   roomy.width = 32, roomy.inner = 128, roomy.vocab = 256;
   const PlanSizes by_heads{.heads = 2, .context = 8, .context_by_heads = true};
   for (const auto& [plan, sizes] :
-       std::vector<std::pair<const char*, PlanSizes>>{{"dp2+pp2+tp2+zero1", roomy},
-                                                      {"tp3", {.heads = 6, .width = 6, .vocab = 256}},
-                                                      {"cp2", {.heads = 3, .context = 6}},
-                                                      {"dp2+cp2+zero3", {}},
-                                                      {"dp2+zero3", {}}})
+       std::vector<std::pair<Text, PlanSizes>>{{"dp2+pp2+tp2+zero1", roomy},
+                                               {"tp3", {.heads = 6, .width = 6, .vocab = 256}},
+                                               {"cp2", {.heads = 3, .context = 6}},
+                                               {"dp2+cp2+zero3", {}},
+                                               {"dp2+zero3", {}}})
     check_plan(parallel::parse_plan(plan), sizes);
-  for (const Row& row : std::vector<Row>{
+  for (const auto& [plan, sizes, reason, nearest] : std::vector<std::tuple<Text, PlanSizes, Text, Text>>{
            {"dp2+pp2", {.ranks = 8}, "it is for 4 ranks, and there are 8", "dp4+pp2"},
            {"pp4", {.ranks = 1}, "it is for 4 ranks, and there is 1", "dp1"},
            {"pp8", {.ranks = 8, .layers = 6}, "8 stages need 8 layers, the model has 6", "dp2+pp4"},
@@ -107,11 +103,10 @@ TEST_CASE("plan: impossible plans are rejected with the reason and the nearest p
            {"tp3", {.ranks = 4}, "it is for 3 ranks, and there are 4", "dp4"},
            {"pp2+tp3", {.ranks = 8}, "it is for 6 ranks, and there are 8", "dp4+pp2"},
            {"pp3", {.ranks = 3, .layers = 1, .heads = 1, .micro_batches = 1}, "3 stages need 3 layers", nullptr}}) {
-    const std::string found = message([&] { check_plan(parallel::parse_plan(row.plan), row.sizes); });
-    CHECK_MESSAGE(contains(found, row.reason), found);
-    CHECK_MESSAGE(contains(found, row.nearest ? str("The nearest plan that works: ", row.nearest)
-                                              : "No plan works on these ranks"),
-                  row.plan << ": " << found);
+    const std::string found = message([&] { check_plan(parallel::parse_plan(plan), sizes); });
+    INFO(plan, ": ", found);
+    CHECK(contains(found, reason));
+    CHECK(contains(found, nearest ? str("The nearest plan that works: ", nearest) : "No plan works on these ranks"));
   }
 }
 

@@ -38,8 +38,7 @@ TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one
   const Tensor tokens = randint(0, 17, {4, 16}), targets = randint(0, 17, {4, 16});
   for (const Row& row : {Row{1, 1, {}}, Row{1, 2, {}}, Row{1, 4, {ring, contiguous}}, Row{1, 4, {ulysses, {}}},
                          Row{2, 2, {}}, Row{2, 4, {}}, Row{2, 2, {ulysses, {}}}, Row{1, 2, {}, true}}) {
-    CAPTURE(row.data);
-    CAPTURE(row.context);
+    INFO("data ", row.data, ", context ", row.context);
     nn::GPT::Options options = small;
     options.checkpoint_blocks = row.checkpoint;
     auto full = make_model(options);
