@@ -56,7 +56,7 @@ double apart(const std::vector<Tensor>& got, const std::vector<Tensor>& expected
   REQUIRE(got.size() == expected.size());
   double most = 0;
   for (size_t i = 0; i < got.size(); ++i)
-    if (const double one = apart(got[i], expected[i]); !(one <= most)) most = one;  // a NaN, too
+    if (const double one = apart(got[i], expected[i]); one > most || std::isnan(one)) most = one;
   return most;
 }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "autograd/autocast.h"
 #include "autograd/gradcheck.h"

@@ -20,15 +20,6 @@ nn::GPT::Options gpt_options(bool tied = true, double dropout = 0.2) {
   return {.vocab = vocab, .context = tokens, .layers = 2, .width = 48, .heads = 24, .dropout = dropout, .tied = tied};
 }
 
-template <class M> M seeded(const auto& options, DType dtype = f64, bool empty = false) {
-  manual_seed(11);
-  std::optional<nn::BuildEmpty> scope;
-  if (empty) scope.emplace();
-  M model(options);
-  model.to(dtype);
-  return model;
-}
-
 using Tensors = std::map<std::string, Tensor>;
 Tensors gradients(nn::Module& m) {
   Tensors all;

@@ -16,12 +16,9 @@ namespace {
 
 constexpr int64_t state_vocab = 29, state_tokens = 12, state_batch = 2;
 
-std::unique_ptr<nn::GPT> make_gpt() {
-  manual_seed(11);
-  auto model = std::make_unique<nn::GPT>(nn::GPT::Options{
+nn::GPT make_gpt() {
+  return seeded<nn::GPT>(nn::GPT::Options{
       .vocab = state_vocab, .context = state_tokens, .layers = 1, .width = 24, .heads = 12, .tied = false});
-  model->to(f64);
-  return model;
 }
 
 }  // namespace
@@ -47,17 +44,17 @@ TEST_CASE("cuts: every element once, whatever the sizes") {
 }
 
 TEST_CASE("the norm of all gradients, each counted once, with the same bits everywhere") {
-  const auto entire = make_gpt();
+  nn::GPT entire = make_gpt();
   const Tensor x = ids(1, {state_batch, state_tokens}, state_vocab);
-  entire->loss(x, x).backward();
-  const double norm = optim::grad_norm(entire->parameters());
-  optim::clip_grad_norm(entire->parameters(), norm / 2);
+  entire.loss(x, x).backward();
+  const double norm = optim::grad_norm(entire.parameters());
+  optim::clip_grad_norm(entire.parameters(), norm / 2);
   for (const int n : {1, 2, 3, 4}) {
     for (const bool sequence : {false, true}) {
       on_ranks(n, [&](dist::ProcessGroup& g) {
-        const auto model = make_gpt();
-        const auto cut = tp::apply(*model, g, {.sequence = sequence});
-        model->loss(x, x).backward();
+        nn::GPT model = make_gpt();
+        const auto cut = tp::apply(model, g, {.sequence = sequence});
+        model.loss(x, x).backward();
         const double mine = cut.grad_norm();
         LOCKSTEP_CHECK(std::abs(mine - norm) <= 1e-10 * norm, "norm ", mine, ", whole ", norm);
         const Tensor all = empty({n}, {.dtype = f64});
@@ -66,9 +63,9 @@ TEST_CASE("the norm of all gradients, each counted once, with the same bits ever
         LOCKSTEP_CHECK(cut.clip_grad_norm(norm * 2) == mine && std::abs(cut.grad_norm() - norm) <= 1e-10 * norm,
                        "not clipped");
         LOCKSTEP_CHECK(cut.clip_grad_norm(norm / 2) == mine, "the norm before");
-        expect_near(tp::joined(model->head.weight.grad(), cut.find(model->head.weight)->cut, g),
-                    entire->head.weight.grad(), "clipped");
-        expect_near(model->norm.weight.grad(), entire->norm.weight.grad(), "clipped");
+        expect_near(tp::joined(model.head.weight.grad(), cut.find(model.head.weight)->cut, g),
+                    entire.head.weight.grad(), "clipped");
+        expect_near(model.norm.weight.grad(), entire.norm.weight.grad(), "clipped");
         CHECK_ERROR(cut.clip_grad_norm(-1), "expected max_norm >= 0, got -1");
       });
     }
