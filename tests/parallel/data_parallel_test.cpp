@@ -487,22 +487,18 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
 TEST_CASE("no thread or memory is left") {
   const Devices four(4);
   SmallNet net;
-  {
-    DataParallel warm(net);
-    sum(warm(randn({8, 5}))).backward();
+  const auto train = [&](int steps) {
+    DataParallel model(net);
+    for (int i = 0; i < steps; ++i) sum(model(randn({8, 5}))).backward();
     net.zero_grad();
-  }
+  };
+  train(1);
   const auto threads = [] {
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
   };
   const auto count = threads();
   const int64_t memory = memory_report().total.current;
-  {
-    DataParallel model(net);
-    net.zero_grad();
-    for (int i = 0; i < 20; ++i) sum(model(randn({8, 5}))).backward();
-    net.zero_grad();
-  }
+  train(20);
   CHECK(threads() <= count);
   CHECK(memory_report().total.current <= memory);
 }
