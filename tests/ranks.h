@@ -1,7 +1,10 @@
 #pragma once
 // Ranks in threads of a test.
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <numeric>
+#include <string>
 #include <vector>
 
 #include "dist/process_group.h"
@@ -29,6 +32,12 @@ std::vector<Result> on_ranks(int n, const std::function<Result(int rank)>& fn,
 inline void on_ranks(int n, const std::function<void(int rank)>& fn,
                      const lockstep::dist::SpawnOptions& options = {.timeout = lockstep::dist::Seconds(60)}) {
   lockstep::dist::spawn(n, fn, options);
+}
+/// A new group of all ranks.
+inline std::shared_ptr<lockstep::dist::ProcessGroup> everyone(const std::string& name = "everyone") {
+  std::vector<int> ranks(static_cast<size_t>(lockstep::dist::world().size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return lockstep::dist::world().new_group(ranks, name);
 }
 /// Runs fn on n ranks that are processes. Checks that none fails; fn must throw where it finds a mistake.
 inline void on_processes(int n, const std::function<void(int rank)>& fn, double timeout = 60) {

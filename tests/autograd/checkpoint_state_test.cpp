@@ -16,34 +16,28 @@ struct Writer {
   const char* name;
   std::function<void(const Tensor& state, const Tensor& x)> write;
 };
+#define WRITER(...)                                                                      \
+  {                                                                                      \
+#__VA_ARGS__, [](const Tensor& s, [[maybe_unused]] const Tensor& x) { __VA_ARGS__; } \
+  }
 const std::vector<Writer> writers = {
-    {"add_scalar_", [](const Tensor& s, const Tensor&) { add_scalar_(s, 1); }},
-    {"mul_scalar_", [](const Tensor& s, const Tensor&) { mul_scalar_(s, 1.5); }},
-    {"add_", [](const Tensor& s, const Tensor& x) { add_(s, x); }},
-    {"add_ alpha", [](const Tensor& s, const Tensor& x) { add_(s, x, 0.5); }},
-    {"mul_", [](const Tensor& s, const Tensor& x) { mul_(s, x); }},
-    {"copy_", [](const Tensor& s, const Tensor& x) { s.copy_(lerp(s, x, 0.1)); }},
-    {"copy_ of a part", [](const Tensor& s, const Tensor& x) { s.narrow(0, 1, 1).copy_(sum(add(s, x), {0}, true)); }},
-    {"fill_", [](const Tensor& s, const Tensor&) { s.fill_(s.select(0, 0).select(0, 0).item() + 1); }},
-    {"zero_", [](const Tensor& s, const Tensor&) { s.select(0, 0).zero_(); }},
-    {"masked_fill_", [](const Tensor& s, const Tensor& x) { masked_fill_(s, gt(add(s, x), zeros_like(s)), 3); }},
-    {"index_add_",
-     [](const Tensor& s, const Tensor& x) { index_add_(s, 0, Tensor::from<int64_t>({1}, {1}), x.narrow(0, 0, 1)); }},
-    {"scatter_add_",
-     [](const Tensor& s, const Tensor& x) {
-       scatter_add_(s, 0, zeros({1, 4}, {.dtype = i64}), x.narrow(0, 0, 1));
-     }},
-    {"uniform_", [](const Tensor& s, const Tensor&) { uniform_(s, -1, 1); }},
-    {"normal_", [](const Tensor& s, const Tensor&) { normal_(s.t(), 0, 1); }},
-    {"matmul_into",
-     [](const Tensor& s, const Tensor& x) {
-       matmul_into(s, x, ones({4, 4}), true);
-     }},
-    {"several", [](const Tensor& s, const Tensor& x) {
-       add_scalar_(s, 1);
-       s.copy_(lerp(s, x, 0.1));
-       add_(s, x);
-     }}};
+    WRITER(add_scalar_(s, 1)),
+    WRITER(mul_scalar_(s, 1.5)),
+    WRITER(add_(s, x)),
+    WRITER(add_(s, x, 0.5)),
+    WRITER(mul_(s, x)),
+    WRITER(s.copy_(lerp(s, x, 0.1))),
+    WRITER(s.narrow(0, 1, 1).copy_(sum(add(s, x), {0}, true))),
+    WRITER(s.fill_(s.select(0, 0).select(0, 0).item() + 1)),
+    WRITER(s.select(0, 0).zero_()),
+    WRITER(masked_fill_(s, gt(add(s, x), zeros_like(s)), 3)),
+    WRITER(index_add_(s, 0, Tensor::from<int64_t>({1}, {1}), x.narrow(0, 0, 1))),
+    WRITER(scatter_add_(s, 0, zeros({1, 4}, {.dtype = i64}), x.narrow(0, 0, 1))),
+    WRITER(uniform_(s, -1, 1)),
+    WRITER(normal_(s.t(), 0, 1)),
+    WRITER(matmul_into(s, x, ones({4, 4}), true)),
+    WRITER(add_scalar_(s, 1), s.copy_(lerp(s, x, 0.1)), add_(s, x)),
+};
 
 using Outcome = std::vector<Tensor>;
 

@@ -35,45 +35,41 @@ struct Results {
 };
 struct WishRow {
   const char* name;
-  std::function<Results(const Model&)> run;
+  std::function<SumAndNorm(const Model& m, const Variable& y)> norm;  // y: the layer's output
+  bool adds = false;                                                  // the layer is linear_add(), not linear()
+
+  Results run(const Model& m) const {
+    const Variable y = adds ? linear_add(m.residual, m.x, m.w, m.b) : linear(m.x, m.w, m.b);
+    const SumAndNorm both = norm(m, y);
+    return {y, both.sum, both.norm};
+  }
 };
+using At = const Variable&;
 const WishRow wish_rows[] = {
     {"linear_add, layer_norm",
-     [](const Model& m) {
-       const Variable sum = linear_add(m.residual, m.x, m.w, m.b);
-       return Results{sum, sum, layer_norm(sum, {24}, m.scale, m.shift)};
-     }},
+     [](const Model& m, At y) {
+       return SumAndNorm{y, layer_norm(y, {24}, m.scale, m.shift)};
+     },
+     true},
     {"linear, rms_norm",
-     [](const Model& m) {
-       const Variable y = linear(m.x, m.w, m.b);
-       return Results{y, y, rms_norm(y, m.scale)};
+     [](const Model& m, At y) {
+       return SumAndNorm{y, rms_norm(y, m.scale)};
      }},
-    {"linear, add_norm",
-     [](const Model& m) {
-       const Variable y = linear(m.x, m.w, m.b);
-       const SumAndNorm both = add_norm(m.residual, y, {24}, m.scale, m.shift, {});
-       return Results{y, both.sum, both.norm};
-     }},
+    {"linear, add_norm", [](const Model& m, At y) { return add_norm(m.residual, y, {24}, m.scale, m.shift, {}); }},
     {"linear, add_norm with dropout",
-     [](const Model& m) {
-       const Variable y = linear(m.x, m.w, m.b);
-       const SumAndNorm both = add_norm(m.residual, y, {24}, m.scale, m.shift, {.p = 0.3});
-       return Results{y, both.sum, both.norm};
-     }},
+     [](const Model& m, At y) { return add_norm(m.residual, y, {24}, m.scale, m.shift, {.p = 0.3}); }},
     {"linear, add_dropout, rms_norm",
-     [](const Model& m) {
-       const Variable y = linear(m.x, m.w, m.b), sum = add_dropout(m.residual, y, 0.3);
-       return Results{y, sum, rms_norm(sum, m.scale)};
+     [](const Model& m, At y) {
+       const Variable sum = add_dropout(m.residual, y, 0.3);
+       return SumAndNorm{sum, rms_norm(sum, m.scale)};
      }},
     {"linear, layer_norm over two dims",
-     [](const Model& m) {
-       const Variable y = linear(m.x, m.w, m.b);
-       return Results{y, y, layer_norm(y, {9, 24})};
+     [](const Model&, At y) {
+       return SumAndNorm{y, layer_norm(y, {9, 24})};
      }},
     {"linear, two norms",
-     [](const Model& m) {
-       const Variable y = linear(m.x, m.w, m.b);
-       return Results{y, y, add(layer_norm(y, {24}, m.scale), rms_norm(y, m.shift))};
+     [](const Model& m, At y) {
+       return SumAndNorm{y, add(layer_norm(y, {24}, m.scale), rms_norm(y, m.shift))};
      }},
 };
 

@@ -38,12 +38,9 @@ inline void check_row(const OpRow& row) {
     Shape wide = shape;
     if (wide.empty()) wide.push_back(3);
     else wide[wide.rank() - 1] *= 2;
-    Dims reversed;
-    for (int d = wide.rank() - 1; d >= 0; --d) reversed.push_back(wide[d]);
-    const Tensor base = sampled(reversed, row.low, row.high).tensor();
-    Dims order;
-    for (int d = wide.rank() - 1; d >= 0; --d) order.push_back(d);
-    const Tensor flipped = base.permute(order);
+    Dims reversed, order;
+    for (int d = wide.rank() - 1; d >= 0; --d) reversed.push_back(wide[d]), order.push_back(d);
+    const Tensor flipped = sampled(reversed, row.low, row.high).tensor().permute(order);
     views.push_back(Variable(shape.empty() ? flipped.select(0, 1) : flipped.slice(-1, 1, end_of_dim, 2), true));
   }
   CHECK(gradcheck(row.fn, views) == "");

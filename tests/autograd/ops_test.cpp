@@ -160,16 +160,7 @@ TEST_CASE("operations: gradients match finite differences") {
       {"topk", {{3, 7}}, [](const Inputs& x) { return topk(x[0], 3).values; }},
       {"topk smallest", {{7, 2}}, [](const Inputs& x) { return topk(x[0], 2, 0, false).values; }},
       // matrix products
-      {"matmul v v", {{5}, {5}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul m v", {{3, 5}, {5}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul v m", {{5}, {5, 2}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul m m", {{3, 5}, {5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
       {"matmul 1 row", {{1, 5}, {5, 1}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul b b", {{2, 3, 5}, {2, 5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul b m", {{2, 3, 5}, {5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul m b", {{3, 5}, {2, 5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul b v", {{2, 3, 5}, {5}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
-      {"matmul v b", {{5}, {2, 5, 4}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
       {"matmul broadcast", {{2, 1, 3, 5}, {4, 5, 2}}, [](const Inputs& x) { return matmul(x[0], x[1]); }},
       {"matmul transposed", {{5, 3}, {4, 5}}, [](const Inputs& x) { return matmul(x[0].t(), x[1].t()); }},
       {"matmul heads", {{2, 4, 3, 5}, {2, 6, 3, 5}}, [](const Inputs& x) { return matmul(x[0].permute({0, 2, 1, 3}), x[1].permute({0, 2, 3, 1})); }},
@@ -184,9 +175,6 @@ TEST_CASE("operations: gradients match finite differences") {
       {"linear_add through gelu", {{3, 4}, {5, 4}, {4, 5}}, [](const Inputs& x) { return linear_add(x[0], linear(x[0], x[1], {}, Activation::gelu_tanh), x[2]); }},
       {"linear_add to all rows", {{4}, {3, 5}, {4, 5}}, [](const Inputs& x) { return linear_add(x[0], x[1], x[2]); }},
       {"linear vector", {{5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2]); }},
-      {"linear relu", {{2, 3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2], Activation::relu); }},
-      {"linear gelu_tanh", {{2, 3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2], Activation::gelu_tanh); }},
-      {"linear gelu_erf", {{3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2], Activation::gelu_erf); }},
       {"linear silu", {{3, 5}, {4, 5}}, [](const Inputs& x) { return linear(x[0], x[1], {}, Activation::silu); }},
       // convolution and pooling
       {"conv2d 1x1", {{2, 3, 2, 2}, {5, 3, 1, 1}, {5}}, [](const Inputs& x) { return conv2d(x[0], x[1], x[2]); }},
@@ -228,9 +216,6 @@ TEST_CASE("operations: gradients match finite differences") {
       {"cross_entropy spatial", {{2, 5, 3}}, cross({.weight = weights}, spatial)},
       {"cross_entropy spatial none", {{2, 5, 3}}, cross({.reduction = Reduction::none}, spatial)},
       {"cross_entropy probabilities", {{4, 5}, {4, 5}}, [=](const Inputs& x) { return cross_entropy(x[0], x[1], {.weight = weights, .label_smoothing = 0.1}); }},
-      {"mse_loss", {{3, 4}, {3, 4}}, [](const Inputs& x) { return mse_loss(x[0], x[1]); }},
-      {"mse_loss sum", {{3, 4}, {3, 4}}, [](const Inputs& x) { return mse_loss(x[0], x[1], Reduction::sum); }},
-      {"mse_loss none", {{3, 4}, {3, 4}}, [](const Inputs& x) { return mse_loss(x[0], x[1], Reduction::none); }},
       // indexing and joining
       {"gather", {{4, 3}}, [=](const Inputs& x) { return gather(x[0], 0, index); }},
       {"scatter", {{4, 3}, {2, 3}}, [=](const Inputs& x) { return scatter(x[0], 0, distinct, x[1]); }},
@@ -270,6 +255,16 @@ TEST_CASE("operations: gradients match finite differences") {
        }},
   };
   for (const OpRow& row : rows) check_row(row);
+  // vectors, matrices and batches of them
+  for (const Shape& left : {Shape{5}, Shape{3, 5}, Shape{2, 3, 5}})
+    for (const Shape& right : {Shape{5}, Shape{5, 4}, Shape{2, 5, 4}})
+      check_row({str("matmul ", left, right), {left, right}, [](const Inputs& x) { return matmul(x[0], x[1]); }});
+  for (const Activation f : {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf})
+    check_row({str("linear ", int(f)), {{2, 3, 5}, {4, 5}, {4}}, [=](const Inputs& x) {
+                 return linear(x[0], x[1], x[2], f);
+               }});
+  for (const Reduction r : {Reduction::mean, Reduction::sum, Reduction::none})
+    check_row({str("mse_loss ", int(r)), {{3, 4}, {3, 4}}, [=](const Inputs& x) { return mse_loss(x[0], x[1], r); }});
 }
 
 TEST_CASE("gradients at zeros and ties match PyTorch") {
@@ -335,27 +330,6 @@ TEST_CASE("mean squared error of many f16 values does not overflow on the way") 
   CHECK(loss.item() == 4);
 }
 
-TEST_CASE("in-place operations keep the tape right or say what went wrong") {
-  Variable leaf(ones({3}), true);
-  CHECK_ERROR_IS(exp_(leaf),
-                 "[exp_] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
-  CHECK(message([&] {
-          Variable view = (leaf * 2.0).narrow(0, 0, 2);
-          add_(view, view);
-        }).find("[add_] a view") == 0);
-  {
-    Variable y = exp(leaf);
-    const Variable z = y * y;
-    add_scalar_(y, 1);
-    const std::string text = message([&] { sum(z).backward(); });
-    CHECK(text.find("[mul]") == 0);
-    CHECK(text.find("'add_scalar_'") != std::string::npos);
-  }
-  const NoGrad scope;
-  mul_scalar_(leaf, 2);
-  CHECK(leaf.tensor().to_vector<float>() == std::vector<float>{2, 2, 2});
-}
-
 TEST_CASE("wrong arguments are named") {
   const Variable x(randn({64, 5}), true), y(randn({30, 2}), true);
   const Tensor labels = integers({0, 5}, {2});
@@ -373,7 +347,6 @@ TEST_CASE("wrong arguments are named") {
       "f32 (30, 2); convert or reshape the target");
   CHECK_ERROR_IS(cross_entropy(two, labels, {.weight = ones({4})}),
                  "[cross_entropy] expected a weight of shape (5), one for each class, got (4)");
-  CHECK_ERROR_IS(dropout(x, 1.5), "[dropout] expected p in [0, 1], got 1.5");
   CHECK_ERROR_IS(dropout(x, NAN), "[dropout] expected p in [0, 1], got nan");
   CHECK_ERROR_IS(
       attention_packed(x, 2),

@@ -65,6 +65,7 @@ TEST_CASE("second derivatives: grad() takes several outputs, their gradients, an
         "forward, or leave it out");
     // A gradient asked for at an intermediate node is the derivative from that node on.
     CHECK(grad(h * h, {h, x}, keep)[0].item() == 12);
+    CHECK(grad(h * h, {h, x}, keep)[1].item() == 24);
     CHECK(grad(h, {x}, keep)[0].requires_grad() == create);
   }
   // The upstream gradients are differentiated as well.
@@ -164,22 +165,17 @@ TEST_CASE("second derivatives: through operations that compute the same results,
 TEST_CASE("second derivatives: of attention with dropout, groups of heads, masks and rows without keys") {
   manual_seed(3);
   const Tensor visible = logical_not(eq(tril(ones({4, 6}, {.dtype = f64})), zeros({}, {.dtype = f64})));
-  struct Row {
-    const char* name;
-    AttentionArgs args;
-    Tensor mask;
-  };
-  const Row rows[] = {
+  const std::tuple<const char*, AttentionArgs, Tensor> rows[] = {
       {"dropout", {.dropout = 0.4}, {}},
       {"causal", {.causal = true}, {}},
       {"window", {.causal = true, .window = 2}, {}},
       {"bool mask", {}, visible},
       {"a row without keys", {}, logical_not(visible)},
   };
-  for (const Row& row : rows) {
-    CAPTURE(row.name);
+  for (const auto& [name, args, mask] : rows) {
+    CAPTURE(name);
     const Inputs x{sampled({1, 4, 4, 3}, -1, 1), sampled({1, 2, 6, 3}, -1, 1), sampled({1, 2, 6, 3}, -1, 1)};
-    CHECK(gradgradcheck([&](const Inputs& in) { return attention(in[0], in[1], in[2], row.mask, row.args); }, x) == "");
+    CHECK(gradgradcheck([&](const Inputs& in) { return attention(in[0], in[1], in[2], mask, args); }, x) == "");
   }
 }
 

@@ -187,18 +187,23 @@ TEST_CASE("changing a saved value in place is an error that names both operation
   const Tensor factor = Tensor::from({3.f, 4.f});
   const Variable y = sum(x * Variable(factor));
   add_scalar_(factor, 1);
-  const std::string text = message([&] { y.backward(); });
-  CHECK(contains(text, "mul"));
-  CHECK(contains(text, "add_scalar_"));
-  CHECK(contains(message([&] {
-                   Variable copy = x;
-                   add_scalar_(copy, 1);
-                 }),
-                 "a leaf that requires grad cannot be changed in place"));
+  Variable own = exp(x);
+  const Variable squared = sum(own * own);
+  add_scalar_(own, 1);
+  for (const Variable& changed : {y, squared}) {
+    const std::string text = message([&] { changed.backward(); });
+    CHECK(text.starts_with("[mul]"));
+    CHECK(contains(text, "'add_scalar_'"));
+  }
+  CHECK_ERROR_IS(exp_(x),
+                 "[exp_] a leaf that requires grad cannot be changed in place; use a NoGrad scope or detach()");
   Variable fine = x * 2.0;
   add_scalar_(fine, 1);
   sum(fine * fine).backward();
   CHECK(values(x.grad()) == std::vector<float>{12, 20});
+  const NoGrad scope;
+  mul_scalar_(x, 2);
+  CHECK(values(x.tensor()) == std::vector<float>{2, 4});
 }
 
 TEST_CASE("an error inside a pass leaves no gradients behind") {
@@ -215,16 +220,6 @@ TEST_CASE("an error inside a pass leaves no gradients behind") {
   fail_now = false;
   y.backward();
   CHECK(x.grad().item() == 5);
-}
-
-TEST_CASE("grad() gives gradients without touching .grad") {
-  Variable x = leaf({2}), w = leaf({3}), unused = leaf({1});
-  const Variable h = x * w;
-  const auto g = grad(h * h, {x, h, unused}, {.retain_graph = true, .allow_unused = true});
-  CHECK(g[0].item() == 36);
-  CHECK(g[1].item() == 12);
-  CHECK(!g[2].defined());
-  CHECK(!w.grad().defined());
 }
 
 TEST_CASE("anomaly mode names the first operation that makes a NaN") {
@@ -308,7 +303,7 @@ TEST_CASE("neither a view on the tape nor its base is changed in place") {
   Variable x = leaf({1, 2, 3});
   Variable h = x * 1.0, v = h.narrow(0, 0, 2);
   CHECK_ERROR(mul_scalar_(h, 5), "with views");
-  CHECK_ERROR(mul_scalar_(v, 5), "a view on the tape");
+  CHECK_ERROR_BEGINS(mul_scalar_(v, 5), "[mul_scalar_] a view on the tape");
 }
 
 namespace {

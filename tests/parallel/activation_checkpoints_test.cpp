@@ -37,6 +37,13 @@ Tensors gradients(nn::GPT& model) {
   return all;
 }
 
+/// Partitions in one buffer with slots for n checkpoints.
+CheckpointOptions contiguous(int64_t n, bool cpu = false) {
+  return {.partition_activations = true,
+          .cpu_checkpointing = cpu,
+          .contiguous_memory_optimization = true,
+          .number_checkpoints = n};
+}
 int64_t held(Memory category) { return memory_report().category[int(category)].current; }
 
 /// A block whose forward() has a parameter that is not a Variable.
@@ -54,6 +61,8 @@ TEST_CASE(
     size_t blocks = 3;
     bool grouped = false;
   };
+  CheckpointOptions all_of_them = contiguous(5, true);
+  all_of_them.profile = true;
   const Row rows[] = {
       {"plain", {}},
       {"every second", {.every = 2}, 2},
@@ -61,23 +70,15 @@ TEST_CASE(
       {"cpu", {.cpu_checkpointing = true}},
       {"synchronize and profile", {.synchronize_checkpoint_boundary = true, .profile = true}},
       {"partition, no group", {.partition_activations = true}},
-      {"contiguous", {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 3}},
+      {"contiguous", contiguous(3)},
       {"partition", {.partition_activations = true}, 3, true},
       {"partition, cpu", {.partition_activations = true, .cpu_checkpointing = true}, 3, true},
-      {"partition, contiguous, cpu",
-       {.partition_activations = true,
-        .cpu_checkpointing = true,
-        .contiguous_memory_optimization = true,
-        .number_checkpoints = 5,
-        .profile = true},
-       3,
-       true},
+      {"partition, contiguous, cpu", all_of_them, 3, true},
   };
   for (const Row& row : rows) {
     for (const int ranks : {1, 2, 4}) {
       if (ranks > 1 && !row.grouped) continue;
-      CAPTURE(row.name);
-      CAPTURE(ranks);
+      INFO(row.name, ", ranks ", ranks);
       on_ranks(ranks, [&](int) {
         nn::GPT plain = make_gpt(), model = make_gpt();
         CheckpointOptions options = row.options;
@@ -105,17 +106,8 @@ TEST_CASE("activation checkpoints: memory between forward and backward, by categ
   };
   const Row rows[] = {{"plain", {}, 0, layers * input},
                       {"cpu", {.cpu_checkpointing = true}, layers * input, 0},
-                      {"contiguous",
-                       {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 5},
-                       0,
-                       5 * input},
-                      {"both",
-                       {.partition_activations = true,
-                        .cpu_checkpointing = true,
-                        .contiguous_memory_optimization = true,
-                        .number_checkpoints = layers},
-                       layers * input,
-                       0}};
+                      {"contiguous", contiguous(5), 0, 5 * input},
+                      {"both", contiguous(layers, true), layers * input, 0}};
   const Tensor tokens = zeros({batch, context}, {.dtype = i64});
   const auto all = [] { return memory_report().total.current; };
   nn::GPT plain = make_gpt();
@@ -224,8 +216,7 @@ TEST_CASE("activation checkpoints: the profile counts and times the calls of eac
 TEST_CASE("activation checkpoints: invalid options and models are rejected with the reason") {
   CHECK_ERROR(ActivationCheckpoints({.contiguous_memory_optimization = true, .number_checkpoints = 2}),
               "needs partition_activations");
-  CHECK_ERROR(ActivationCheckpoints({.partition_activations = true, .contiguous_memory_optimization = true}),
-              "needs number_checkpoints");
+  CHECK_ERROR(ActivationCheckpoints(contiguous(0)), "needs number_checkpoints");
   CHECK_ERROR(ActivationCheckpoints({.every = 0}), "expected every >= 1, got 0");
   CHECK_ERROR(ActivationCheckpoints({.number_checkpoints = -1}), "expected number_checkpoints >= 0, got -1");
   CHECK(contains(ActivationCheckpoints({.number_checkpoints = 1}).notes().at(0), "which is off"));
@@ -233,14 +224,11 @@ TEST_CASE("activation checkpoints: invalid options and models are rejected with 
   CHECK_ERROR(ActivationCheckpoints().wrap_blocks(net),
               "expected a module with blocks (a ModuleList or Sequential), got Mlp");
   nn::GPT model = make_gpt();
-  ActivationCheckpoints small(
-      {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 2});
+  ActivationCheckpoints small(contiguous(2)), two(contiguous(2));
   small.wrap_blocks(model);
   CHECK_ERROR(ActivationCheckpoints().wrap_blocks(model), "expected a module whose calls are not wrapped yet");
   const Tensor tokens = zeros({2, context}, {.dtype = i64});
   CHECK_ERROR(model.loss(tokens, tokens), "number_checkpoints 2 is too small");
-  ActivationCheckpoints two(
-      {.partition_activations = true, .contiguous_memory_optimization = true, .number_checkpoints = 2});
   const auto twice = [](const std::vector<Variable>& in) { return in[0] * 2.0; };
   const Variable a = two(twice, {Variable(ones({4}), true)});
   CHECK_ERROR(two(twice, {Variable(ones({5}), true)}), "the buffer has slots of 4 f32 elements, got one of 5 f32");

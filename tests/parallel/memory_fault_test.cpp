@@ -6,6 +6,7 @@
 #include "optim/optim.h"
 #include "parallel/data_parallel.h"
 #include "tensor/memory.h"
+#include "tests/devices.h"
 #include "tests/parallel/util.h"
 
 using namespace lockstep;
@@ -98,9 +99,8 @@ TEST_CASE("faults 31: out of memory in a rank that is a process ends the job in 
 
 TEST_CASE(
     "faults 31: out of memory in a step of one process: the step run again is bit-identical to an undisturbed one") {
-  const int before_devices = device_count();
   for (const int devices : {1, 2}) {
-    set_virtual_devices(devices);
+    const Devices some(devices);
     CAPTURE(devices);
     Mlp net;
     DataParallel<Mlp> dp(net);
@@ -129,5 +129,4 @@ TEST_CASE(
     }
     CHECK(k > 20);
   }
-  set_virtual_devices(before_devices);
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "autograd/autocast.h"
 #include "autograd/gradcheck.h"
@@ -49,12 +50,6 @@ Variable written_out(moe::MoeLayer& layer, const Variable& x) {
   if (!o.use_residual) return y;
   const Variable share = softmax((*layer.coefficient)(x), -1);
   return add(mul(y, share.narrow(1, 0, 1)), mul((*layer.residual)(x), share.narrow(1, 1, 1)));
-}
-
-std::shared_ptr<dist::ProcessGroup> everyone() {
-  std::vector<int> ranks;
-  for (int r = 0; r < dist::world().size(); ++r) ranks.push_back(r);
-  return dist::world().new_group(ranks, "experts");
 }
 
 }  // namespace
@@ -121,8 +116,7 @@ TEST_CASE("experts over ranks match one process: nothing dropped, any number of 
                       .drop_tokens = false,
                       .use_residual = row.residual,
                       .balance_over_group = true};
-    int64_t total = 0;
-    for (const int64_t n : row.tokens) total += n;
+    const int64_t total = std::accumulate(row.tokens.begin(), row.tokens.end(), int64_t(0));
     manual_seed(4);
     const Tensor data = randn({total, width}, {.dtype = f64}), grad = randn({total, width}, {.dtype = f64});
     auto entire = make(o);
@@ -130,12 +124,10 @@ TEST_CASE("experts over ranks match one process: nothing dropped, any number of 
     const Variable expected = (*entire)(in);
     add(sum(mul(expected, grad)), entire->aux_loss).backward();
     const Tensors gradients = copy_gradients(*entire);
-    std::vector<Tensor> sums(1);
     const auto parts = on_ranks<std::pair<Tensors, double>>(row.ranks, [&](int rank) {
       const auto group = everyone();
       auto layer = make(o, group);
-      int64_t first = 0;
-      for (int r = 0; r < rank; ++r) first += row.tokens[size_t(r)];
+      const int64_t first = std::accumulate(row.tokens.begin(), row.tokens.begin() + rank, int64_t(0));
       const int64_t n = row.tokens[size_t(rank)];
       const Variable x(data.narrow(0, first, n).clone(), true);
       const Variable y = (*layer)(x);
@@ -147,27 +139,24 @@ TEST_CASE("experts over ranks match one process: nothing dropped, any number of 
       moe::MoeOptions plain = o;
       plain.balance_over_group = false;
       auto second = make(plain, group);
-      const auto start = group->traffic();
+      const dist::Traffic start = group->traffic();
       const Variable again = (*second)(x);
-      const auto end = group->traffic();
+      const dist::Traffic end = group->traffic();
       const int64_t counts = (row.ranks - 1) * int64_t(layer->experts.size()) * 8;
       // Rows of other ranks for experts of this rank.
       const int64_t arrived = (end.received - start.received - counts) / (width * 8) - to_others;
       CHECK(end.sent - start.sent == counts + (to_others + arrived) * width * 8);
       CHECK(equal(again.tensor(), y.tensor()));
-      const auto forth = group->traffic();
       add(sum(mul(y, grad.narrow(0, first, n))),
           mul_scalar(layer->aux_loss, double(n) / double(std::max<int64_t>(total, 1))))
           .backward();
-      const auto back = group->traffic();
-      CHECK(back.sent - forth.sent == (to_others + arrived) * width * 8);
+      CHECK(group->traffic().sent - end.sent == (to_others + arrived) * width * 8);
       CHECK(max_difference(y.tensor(), expected.tensor().narrow(0, first, n)) < 1e-12);
       CHECK(max_difference(x.grad(), in.grad().narrow(0, first, n)) < 1e-12);
       Tensors mine = copy_gradients(*layer);
       CHECK(mine.size() == layer->parameters().size());  // includes experts without tokens
-      for (auto& [name, g] : mine) {
+      for (auto& [name, g] : mine)
         if (name.starts_with("experts")) CHECK(max_difference(g, gradients.at(name)) < 1e-12);
-      }
       return std::pair(mine, layer->aux_loss.item() * double(n) / double(std::max<int64_t>(total, 1)));
     });
     Tensor gate = zeros({row.experts, width}, {.dtype = f64});
@@ -311,23 +300,21 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
 }
 
 TEST_CASE("a layer of experts rejects invalid options and inputs") {
-  const auto error = [](moe::MoeOptions o) { return message([&] { moe::MoeLayer layer(o); }); };
-  CHECK(contains(error({.width = 4, .experts = 2, .top_k = 3}), "top_k from 1 to the 2 experts, got 3"));
-  CHECK(contains(error({.width = 4, .experts = 0}), "width and experts > 0, got 4 and 0"));
-  CHECK(contains(error({.width = 4, .experts = 2, .capacity_factor = 0}), "capacity factors > 0"));
-  CHECK(contains(error({.width = 4, .experts = 2, .z_coef = NAN}), "finite balance_coef and z_coef"));
-  CHECK(contains(message([] {
-                   dist::spawn(2, [](int rank) {
-                     moe::MoeLayer shared({.width = 4, .experts = 2}, everyone());
-                     if (rank == 1) fail("oh no");  // rank 0 waits for rank 1's counts
-                     shared(ones({3, 4}));
-                   });
-                 }),
-                 "oh no"));
-  CHECK(contains(error({.width = 4, .experts = 2, .make = [](int64_t) { return nullptr; }}),
-                 "make() to give expert 0, got none"));
-  moe::MoeLayer layer({.width = 4, .experts = 2});
+  using moe::MoeLayer;
+  CHECK_ERROR(MoeLayer({.width = 4, .experts = 2, .top_k = 3}), "top_k from 1 to the 2 experts, got 3");
+  CHECK_ERROR(MoeLayer({.width = 4, .experts = 0}), "width and experts > 0, got 4 and 0");
+  CHECK_ERROR(MoeLayer({.width = 4, .experts = 2, .capacity_factor = 0}), "capacity factors > 0");
+  CHECK_ERROR(MoeLayer({.width = 4, .experts = 2, .z_coef = NAN}), "finite balance_coef and z_coef");
+  CHECK_ERROR(MoeLayer({.width = 4, .experts = 2, .make = [](int64_t) { return nullptr; }}),
+              "make() to give expert 0, got none");
+  const auto one_fails = [](int rank) {
+    MoeLayer shared({.width = 4, .experts = 2}, everyone());
+    if (rank == 1) fail("oh no");  // rank 0 waits for rank 1's counts
+    shared(ones({3, 4}));
+  };
+  CHECK_ERROR(dist::spawn(2, one_fails), "oh no");
+  MoeLayer layer({.width = 4, .experts = 2});
   CHECK_ERROR(layer(zeros({3, 5})), "expected input (..., 4), got (3, 5)");
-  CHECK_ERROR(dist::spawn(2, [](int) { moe::MoeLayer odd({.width = 4, .experts = 3}, everyone()); }),
+  CHECK_ERROR(dist::spawn(2, [](int) { MoeLayer odd({.width = 4, .experts = 3}, everyone()); }),
               "a number of experts divisible by the 2 ranks of the group, got 3");
 }

@@ -8,15 +8,14 @@ using namespace lockstep;
 using namespace lockstep::moe;
 
 TEST_CASE("capacity follows DeepSpeed's formula") {
-  struct Row {
-    int64_t tokens, experts, top_k;
-    double factor;
-    int64_t least, expected;
-  };
-  for (const Row& r : {Row{16, 4, 1, 1, 4, 4}, Row{17, 4, 1, 1, 4, 5}, Row{16, 4, 1, 1.25, 0, 5},
-                       Row{16, 4, 2, 1, 4, 8}, Row{8, 8, 1, 1, 4, 4}, Row{0, 4, 2, 1, 0, 0}, Row{3, 7, 1, 1, 0, 1}}) {
-    CHECK(capacity(r.tokens, r.experts, r.top_k, r.factor, r.least) == r.expected);
-  }
+  for (const auto& [tokens, experts, top_k, factor, least, expected] : {std::tuple{16, 4, 1, 1., 4, 4},
+                                                                        {17, 4, 1, 1., 4, 5},
+                                                                        {16, 4, 1, 1.25, 0, 5},
+                                                                        {16, 4, 2, 1., 4, 8},
+                                                                        {8, 8, 1, 1., 4, 4},
+                                                                        {0, 4, 2, 1., 0, 0},
+                                                                        {3, 7, 1, 1., 0, 1}})
+    CHECK(capacity(tokens, experts, top_k, factor, least) == expected);
 }
 
 TEST_CASE("rows are sorted by expert, and the right ones are dropped") {

@@ -13,12 +13,7 @@ namespace testing {
 
 using namespace lockstep;
 using namespace lockstep::sequence;
-
-/// A new group of all ranks.
-inline std::shared_ptr<dist::ProcessGroup> everyone(const std::string& name = "context") {
-  std::vector<int> ranks;
-  for (int r = 0; r < dist::world().size(); ++r) ranks.push_back(r);
-  return dist::world().new_group(ranks, name);
-}
+using enum ContextKind;
+using enum TokenOrder;
 
 }  // namespace testing

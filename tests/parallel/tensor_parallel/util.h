@@ -1,6 +1,7 @@
 #pragma once
 // Shared by the tests of tensor parallelism: reproducible values, comparisons on ranks, ranks in threads.
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,15 @@ inline Tensor ids(uint64_t number, const Shape& shape, int64_t end) {
   const Tensor x = randint(0, end, shape);
   set_random_state(before);
   return x;
+}
+/// A model of these options, whose initial values are always the same. empty: built without memory.
+template <class M> M seeded(const auto& options, DType dtype = f64, bool empty = false) {
+  manual_seed(11);
+  std::optional<nn::BuildEmpty> scope;
+  if (empty) scope.emplace();
+  M model(options);
+  model.to(dtype);
+  return model;
 }
 /// A leaf with a copy of x, which requires grad.
 inline Variable leaf(const Tensor& x) { return Variable(x.clone(), true); }
