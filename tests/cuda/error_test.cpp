@@ -81,7 +81,6 @@ TEST_CASE("cuda errors: after a sticky error, every call says to restart the pro
                              "CUDA_LAUNCH_BLOCKING=1"}));
   for (const auto& call : std::initializer_list<std::function<void()>>{
            [&] { x.fill_(3); }, [&] { x.to(cpu); }, [] { empty({5000}, there); }, [] { synchronize(cuda0); },
-           [&] { x.to_vector<float>(); }}) {
+           [&] { x.to_vector<float>(); }})
     CHECK(contains_all(message(call), {"cudaErrorIllegalAddress", "last checkpoint", "The first error was: ["}));
-  }
 }

@@ -229,7 +229,7 @@ TEST_CASE("graph: each replay draws the generator's next numbers and advances it
     made = draw_all(x, heads);
   });
   const RandomState behind = random_state();
-  for (const RandomState& start : starts) {
+  for (const RandomState& start : starts)
     for (int twice = 0; twice < 2; ++twice) {  // the second replay continues the random sequence of the first
       if (twice == 0) set_random_state(start);
       const RandomState before = random_state();
@@ -244,7 +244,6 @@ TEST_CASE("graph: each replay draws the generator's next numbers and advances it
       }
       CHECK(!equal(made[5].to(cpu), x.to(cpu)));
     }
-  }
   // Recording itself does not advance the generator.
   set_random_state({.seed = 77});
   draw_all(x, heads);

@@ -17,7 +17,7 @@ Tensor values(const Shape& shape, DType dtype, uint32_t seed) {
 
 TEST_CASE("cuda: reading rows by index, and adding to them") {
   for (const DType dtype : numbers) {
-    for (const int64_t columns : {1, 3, 8, 33, 256}) {
+    for (const int64_t columns : {1, 3, 8, 33, 256})
       for (const int64_t count : {0, 1, 31, 700}) {
         const Tensor weight = values({40, columns}, dtype, 1), index = random_integers({count}, 40, 2),
                      grad = values({count, columns}, dtype, 3);
@@ -27,7 +27,6 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
           check_kernel({str("embedding_grad ", dtype, " ", count, " ", columns), 0}, kernels::embedding_grad, grad,
                        index, padding, changed(weight));
       }
-    }
     for (int dim = 0; dim < 3; ++dim) {
       const Tensor x = values({6, 10, 9}, dtype, 1),
                    index = random_integers({25}, x.shape()[dim], 2).slice(0, 0, 25, 2);
@@ -48,8 +47,8 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
 TEST_CASE("cuda: adding rows to frequent places, in parts") {
   // Parts have 32 rows: runs of one part, of exactly one, of many; one index in all rows; prime numbers of rows.
   for (const DType dtype : {f32, f64, bf16, i8}) {
-    for (const int64_t count : {32, 33, 64, 65, 97, 1033}) {
-      for (const int64_t places : {1, 2, 13}) {
+    for (const int64_t count : {32, 33, 64, 65, 97, 1033})
+      for (const int64_t places : {1, 2, 13})
         for (const int64_t columns : {1, 24, 259}) {
           const Tensor weight = values({places, columns}, dtype, 1), index = random_integers({count}, places, 2),
                        grad = values({count, columns}, dtype, 3);
@@ -57,8 +56,6 @@ TEST_CASE("cuda: adding rows to frequent places, in parts") {
             check_kernel({str("rows to ", places, " places ", dtype, " ", count, " ", columns), 0},
                          kernels::embedding_grad, grad, index, padding, changed(weight));
         }
-      }
-    }
     // Along an inner dim, and rows that begin at an odd element.
     const Tensor x = values({3, 2, 40}, dtype, 4), index = random_integers({211}, 2, 5),
                  part = values({3 * 211 * 40 + 1}, dtype, 6).narrow(0, 1, 3 * 211 * 40).view({3, 211, 40});
@@ -80,8 +77,8 @@ TEST_CASE("cuda: adding rows to frequent places, in parts") {
 }
 
 TEST_CASE("cuda: gather and scatter") {
-  for (const DType dtype : numbers) {
-    for (const Shape& shape : {Shape{}, Shape{1}, Shape{33}, Shape{7, 31}, Shape{4, 5, 9}, Shape{1200}}) {
+  for (const DType dtype : numbers)
+    for (const Shape& shape : {Shape{}, Shape{1}, Shape{33}, Shape{7, 31}, Shape{4, 5, 9}, Shape{1200}})
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
         Shape longer = shape;
         if (shape.rank() > 0) longer[dim] = 2 * shape[dim] + 1;
@@ -94,8 +91,6 @@ TEST_CASE("cuda: gather and scatter") {
           check_kernel({(add ? "scatter_add " : "scatter ") + what, 0}, kernels::scatter, add, source, dim, index,
                        changed(x));
       }
-    }
-  }
   // Strided views, an index smaller than the tensors, and all indices equal.
   const Tensor x = values({9, 8}, f32, 1).t(), index = random_integers({6, 5}, 8, 2).t(),
                source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
@@ -108,20 +103,18 @@ TEST_CASE("cuda: gather and scatter") {
 }
 
 TEST_CASE("cuda: triangles") {
-  for (const DType dtype : {f64, bf16, u8}) {
+  for (const DType dtype : {f64, bf16, u8})
     for (const Shape& shape : {Shape{1, 1}, Shape{5, 9}, Shape{9, 5}, Shape{3, 33, 31}, Shape{0, 4}}) {
       const Tensor x = values(shape, dtype, 1);
-      for (const int64_t diagonal : {-10, -2, 0, 1, 10}) {
+      for (const int64_t diagonal : {-10, -2, 0, 1, 10})
         for (const bool upper : {false, true})
           check_kernel({str("triangle ", shape, " ", diagonal), 0}, kernels::triangle, x, diagonal, upper, Out{x});
-      }
     }
-  }
 }
 
 TEST_CASE("cuda: random numbers are bit-identical to the CPU's") {
   const PhiloxKey key{0x123456789abcdefull, 0xfedcba9876543210ull};
-  for (const int64_t n : {0, 1, 2, 3, 31, 33, 1000, 4099}) {
+  for (const int64_t n : {0, 1, 2, 3, 31, 33, 1000, 4099})
     for (const int64_t shift : {0, 1}) {
       const auto to_fill = [&](DType dtype) { return empty({n + shift}, {dtype, cpu}).narrow(0, shift, n); };
       for (const DType dtype : floats) {
@@ -155,7 +148,6 @@ TEST_CASE("cuda: random numbers are bit-identical to the CPU's") {
           check_kernel({iota, 0}, kernels::iota, Out{to_fill(dtype)}, (int64_t(1) << 53) + 1, -3);
       }
     }
-  }
   check_kernel({"randint over everything", 0}, kernels::randint, Out{empty({999}, {i64, cpu})}, INT64_MIN, INT64_MAX,
                key);
 }

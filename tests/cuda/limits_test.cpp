@@ -61,7 +61,7 @@ TEST_CASE("cuda limits: 64 streams") {
   for (int i = 0; i < count; ++i) values.push_back(full({1000}, i, {.device = cuda0}));
   Event begin(cuda0);
   begin.record();
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; round < rounds; ++round)
     for (int i = 0; i < count; ++i) {
       const StreamScope scope(streams[size_t(i)]);
       (round == 0 && i == 0 ? begin : done[size_t((i + count - 1) % count)]).wait();
@@ -69,7 +69,6 @@ TEST_CASE("cuda limits: 64 streams") {
       add_(values[size_t(i)], values[size_t((i + count - 1) % count)]);
       done[size_t(i)].record();
     }
-  }
   done[count - 1].wait();
   std::vector<double> expected(count);
   for (int i = 0; i < count; ++i) expected[size_t(i)] = i;
@@ -92,9 +91,8 @@ TEST_CASE("cuda limits: every device of the process") {
     sum = sum.defined() ? sum.to(devices[i]) + x : x;
   }
   const double all = double(devices.size() * (devices.size() + 1)) / 2;
-  for (const Device from : devices) {
+  for (const Device from : devices)
     for (const Device to : devices) CHECK(sum.to(from).to(to).to_vector<float>()[1000] == float(all));
-  }
 }
 
 #if defined(SIMT_CPU)

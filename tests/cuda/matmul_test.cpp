@@ -31,7 +31,7 @@ TEST_CASE("cuda matmul: layouts and batches") {
       {{40, 64}, {64, 1}, 1, 1, {}},    {{7, 1}, {1, 9}, 1, 1, {}},           {{3, 4, 5}, {3, 5, 6}, 0, 0, {}},
       {{3, 4, 5}, {3, 5, 6}, 1, 1, {}}, {{4, 5}, {3, 2, 5, 6}, 0, 1, {3, 2}}, {{2, 1, 4, 5}, {1, 3, 5, 6}, 0, 0, {}},
       {{3, 0, 5}, {3, 5, 6}, 0, 0, {}}, {{3, 4, 0}, {3, 0, 6}, 0, 0, {}}};
-  for (const Row& r : rows) {
+  for (const Row& r : rows)
     for (const DType dtype : {f32, f64, f16, bf16}) {
       CAPTURE(r.a);
       CAPTURE(r.b);
@@ -44,7 +44,6 @@ TEST_CASE("cuda matmul: layouts and batches") {
       if (r.b_t) b1 = b1.t().contiguous().t();
       for (int i = 0; i < 2; ++i) CHECK(close(matmul(a1, b1), matmul(a, b)));
     }
-  }
 }
 
 TEST_CASE("cuda matmul: heads of a fused projection, rows far apart, addresses that are not aligned") {
@@ -62,12 +61,11 @@ TEST_CASE("cuda matmul: heads of a fused projection, rows far apart, addresses t
 }
 
 TEST_CASE("cuda matmul: bias, activation and the value before it") {
-  for (const auto& [rows, in, out] :
-       {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}}) {
-    for (const DType dtype : {f32, f64, f16, bf16}) {
+  for (const auto& [rows, in, out] : {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}})
+    for (const DType dtype : {f32, f64, f16, bf16})
       for (const Activation activation :
-           {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
-        for (const bool with_bias : {true, false}) {
+           {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu})
+        for (const bool with_bias : {true, false})
           for (const bool with_pre : {false, true}) {
             CAPTURE(rows);
             CAPTURE(out);
@@ -84,15 +82,11 @@ TEST_CASE("cuda matmul: bias, activation and the value before it") {
             CHECK(close(y1, y, activation == Activation::gelu_tanh ? Near::product_gelu : Near::product));
             if (with_pre) CHECK(close(pre1, pre));
           }
-        }
-      }
-    }
-  }
 }
 
 TEST_CASE("cuda matmul: alpha and beta; beta 0 ignores the old content") {
-  for (const DType dtype : {f32, f64, f16, bf16}) {
-    for (const int64_t k : {6, 0}) {
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const int64_t k : {6, 0})
       for (const auto& [alpha, beta] : {std::pair{2.0, 0.5}, {1.0, 1.0}, {-1.0, 0.0}, {0.0, 1.0}}) {
         CAPTURE(dtype);
         CAPTURE(k);
@@ -102,15 +96,13 @@ TEST_CASE("cuda matmul: alpha and beta; beta 0 ignores the old content") {
                      a = values({4, k}, 10, dtype), b = values({k, 5}, 11, dtype);
         CHECK(close(addmm(c.to(cuda0), a.to(cuda0), b.to(cuda0), beta, alpha), addmm(c, a, b, beta, alpha)));
       }
-    }
-  }
 }
 
 TEST_CASE("cuda matmul: a residual in other memory, also where it is not aligned") {
   for (const auto& [rows, in, out] :
-       {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}, {3, 8, 0}}) {
-    for (const DType dtype : {f32, f64, f16, bf16}) {
-      for (const bool with_bias : {true, false}) {
+       {std::array<int64_t, 3>{5, 16, 24}, {33, 31, 13}, {1, 8, 8}, {4, 0, 8}, {0, 8, 8}, {3, 8, 0}})
+    for (const DType dtype : {f32, f64, f16, bf16})
+      for (const bool with_bias : {true, false})
         for (const int64_t first : {0, 1, 8}) {
           CAPTURE(rows);
           CAPTURE(out);
@@ -127,14 +119,10 @@ TEST_CASE("cuda matmul: a residual in other memory, also where it is not aligned
                       linear_add(residual(flat), x, w, bias)));
           CHECK(equal(there.to(cpu), flat));
         }
-      }
-    }
-  }
 }
 
 TEST_CASE("cuda matmul: gradients of a linear layer, through gelu") {
-  for (const auto& [rows, in, out] :
-       {std::array<int64_t, 3>{33, 16, 24}, {7, 31, 13}, {1, 8, 8}, {0, 8, 8}, {5, 8, 0}}) {
+  for (const auto& [rows, in, out] : {std::array<int64_t, 3>{33, 16, 24}, {7, 31, 13}, {1, 8, 8}, {0, 8, 8}, {5, 8, 0}})
     for (const DType dtype : {f32, f64, f16, bf16}) {
       CAPTURE(rows);
       CAPTURE(out);
@@ -148,7 +136,6 @@ TEST_CASE("cuda matmul: gradients of a linear layer, through gelu") {
                       matmul_unary_grad(g, w, op, {}, kept)));
       }
     }
-  }
 }
 
 TEST_CASE("cuda matmul: f32 from operands of 16 bits is not rounded") {

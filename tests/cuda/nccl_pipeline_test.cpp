@@ -179,7 +179,7 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
 
 TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few waits for the device") {
   constexpr int64_t rows = 16, wide = 32, many = 8;
-  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
     for (const char* backend : {"nccl", "native"}) {
       CAPTURE(name_of(kind));
       CAPTURE(backend);
@@ -208,7 +208,6 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
         CHECK(observed.waits <= 2 * many + 3);  // for the losses, and one at the end of each rank's step
       }
     }
-  }
 }
 
 TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams, are not taken for a deadlock") {

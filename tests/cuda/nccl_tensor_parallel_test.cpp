@@ -125,7 +125,7 @@ TEST_CASE("nccl, tensor parallel: products in chunks are bit-identical to whole 
                           {fake::Policy::random, simt::Order::random},
                           {fake::Policy::random, simt::Order::reverse}};
   uint64_t seed = 0;
-  for (const Order& order : orders) {
+  for (const Order& order : orders)
     for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 8}) {
       const Orders scope(order.streams, order.threads, ++seed);
       CAPTURE(n);
@@ -148,7 +148,6 @@ TEST_CASE("nccl, tensor parallel: products in chunks are bit-identical to whole 
         }
       });
     }
-  }
 }
 
 TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on their way") {

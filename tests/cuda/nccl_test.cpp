@@ -69,9 +69,9 @@ TEST_CASE("nccl: exact sums are bit-identical to the CPU's; NCCL's own are near 
   for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 5, 8}) {
     CAPTURE(n);
     check_ranks(n, [n](int rank) {
-      for (const DType dtype : {f32, f64, f16, bf16}) {
+      for (const DType dtype : {f32, f64, f16, bf16})
         for (const dist::ReduceOp op :
-             {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max}) {
+             {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max})
           for (const int64_t count : {1, 7, 1000}) {
             const Tensor given = noise(rank, count, dtype), there = given.to(device_of(rank)), expected = given.clone(),
                          fast = there.clone();
@@ -93,8 +93,6 @@ TEST_CASE("nccl: exact sums are bit-identical to the CPU's; NCCL's own are near 
             for (int r = 1; r < n; ++r)
               require(bits(everywhere.narrow(0, r * count, count)) == bits(fast), "ranks differ, " + what);
           }
-        }
-      }
     });
   }
 }

@@ -67,7 +67,7 @@ TEST_CASE(
 }
 
 TEST_CASE("nccl: ZeRO's ledger on devices: shards, and no offloaded state") {
-  for (const Offload place : {Offload::none, Offload::cpu}) {
+  for (const Offload place : {Offload::none, Offload::cpu})
     check_ranks(4, [&](int rank) {
       const Device device = device_of(rank);
       Even net;
@@ -85,11 +85,10 @@ TEST_CASE("nccl: ZeRO's ledger on devices: shards, and no offloaded state") {
       expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
       expect("offload", held(Memory::offload), 0);
     });
-  }
 }
 
 TEST_CASE("nccl: the host waits for nothing in forward and backward, in every stage, and reads once in a step") {
-  for (const int stage : {0, 1, 2, 3}) {
+  for (const int stage : {0, 1, 2, 3})
     for (const bool ahead : {true, false}) {
       CAPTURE(stage);
       CAPTURE(ahead);
@@ -114,7 +113,6 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
       CHECK(observed.waits == 0);
       CHECK(in_step.copies == 4);  // one per rank
     }
-  }
 }
 
 TEST_CASE("nccl: after a recording that failed in forward ZeRO 3 gathers anew") {
@@ -193,7 +191,7 @@ TEST_CASE("nccl: a graph of ZeRO 3 holds the parameters gathered at a time, not 
 
 TEST_CASE(
     "nccl: a step of ZeRO in a graph is bit-identical to one that is not, skipped steps and loss scale included") {
-  for (const DType dtype : {f32, bf16, f16}) {
+  for (const DType dtype : {f32, bf16, f16})
     for (const int stage : {0, 1, 2, 3}) {
       CAPTURE(dtype);
       CAPTURE(stage);
@@ -250,7 +248,6 @@ TEST_CASE(
       });
       CHECK(text == "(no error)");
     }
-  }
 }
 
 TEST_CASE("nccl: ZeRO rejects wrong devices") {

@@ -72,8 +72,8 @@ void check_pointwise(const Within& within, PointwiseOp op, PointwisePart part, c
 }  // namespace
 
 TEST_CASE("cuda: every pointwise operation, part and dtype") {
-  for (const Row& row : all_rows()) {
-    for (const DType dtype : dtypes_of(row.types)) {
+  for (const Row& row : all_rows())
+    for (const DType dtype : dtypes_of(row.types))
       for (const int64_t n : {1, 33, 1000}) {
         const PointwiseArgs args = is_floating(dtype) ? PointwiseArgs{0.75, 20} : PointwiseArgs{2, 5};
         Arguments in;
@@ -98,8 +98,6 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
               tolerance(Near::derivative, dtype));
         }
       }
-    }
-  }
 }
 
 TEST_CASE("cuda: powers that are shortened, and large angles") {
@@ -222,17 +220,15 @@ TEST_CASE("cuda: pointwise operands of any strides") {
 }
 
 TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
-  for (const DType from : all_dtypes) {
+  for (const DType from : all_dtypes)
     for (const DType to : all_dtypes) {
       Tensor x = is_floating(from) ? random_tensor({4, 41}, f64, 3, 300).to(from) : values({4, 41}, from, 3, false);
       if (is_floating(from)) x.select(0, 0).fill_(from == f16 ? 65504 : 1e30), x.select(0, 1).fill_(std::nan(""));
-      for (const Tensor& source : {x, x.t(), x.slice(1, 1, 40, 3), x.select(0, 2).expand({3, 41})}) {
+      for (const Tensor& source : {x, x.t(), x.slice(1, 1, 40, 3), x.select(0, 2).expand({3, 41})})
         against_cpu(
             str(from, " to ", to), {source}, {empty(source.shape(), {to, cpu})},
             [](Device on, const Arguments& a, Arguments& out) { kernels::copy(on, a[0], out[0]); }, 0);
-      }
     }
-  }
   for (const DType dtype : {u8, bf16, f32, f64}) {
     for (const Shape& shape : {Shape{0, 3}, Shape{1, 1}, Shape{4, 4}, Shape{33, 70}, Shape{129, 65}, Shape{257, 300},
                                Shape{72, 136}, Shape{208, 80}}) {
@@ -273,30 +269,27 @@ TEST_CASE("cuda: optimizer steps are bit-identical to the CPU's") {
         kernels::adam(on, to[0], g, to[1], to[2], to[3], to[4], args);
       });
     }
-    for (const double momentum : {0.0, 0.9}) {
+    for (const double momentum : {0.0, 0.9})
       for (const bool first : {true, false})
         compare("sgd", [&](Device on, const Tensor& g, Arguments& to) {
           kernels::sgd(on, to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
         });
-    }
   });
 }
 
 TEST_CASE("cuda: all finite") {
-  for (const DType dtype : floats) {
+  for (const DType dtype : floats)
     for (const int64_t n : {0, 1, 33, 4099}) {
       const Tensor x = random_tensor({n}, dtype, 1).to(cuda0);
       CHECK(kernels::all_finite(cuda0, x));
       if (n == 0) continue;
-      for (const int64_t at : {int64_t(0), n / 2, n - 1}) {
+      for (const int64_t at : {int64_t(0), n / 2, n - 1})
         for (const double bad : {double(INFINITY), -double(INFINITY), std::nan("")}) {
           const Tensor y = x.clone();
           y.narrow(0, at, 1).fill_(bad);
           CHECK_FALSE(kernels::all_finite(cuda0, y));
           if (n > 1) CHECK(kernels::all_finite(cuda0, y.narrow(0, (at + 1) % n, 1)));
         }
-      }
     }
-  }
   CHECK(kernels::all_finite(cuda0, random_integers({10}, 5).to(cuda0)));
 }

@@ -97,7 +97,7 @@ TEST_CASE("step graphs: f16 with steps that are skipped, replayed ones among the
 
 TEST_CASE("step graphs: a checkpoint in the middle, saved and resumed with them or without") {
   const Result full = train({.steps = 7}, false);
-  for (const bool saves : {true, false}) {
+  for (const bool saves : {true, false})
     for (const bool resumes : {true, false}) {
       const TempDir folder;
       train({.steps = 3, .saves = folder.path.string()}, saves);
@@ -108,7 +108,6 @@ TEST_CASE("step graphs: a checkpoint in the middle, saved and resumed with them 
         if (!equal(full.state[i].second, rest.state[i].second)) differing += full.state[i].first + " ";
       CHECK(differing == "");
     }
-  }
 }
 
 TEST_CASE("step graphs: steps that are not recorded, and why") {

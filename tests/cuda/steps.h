@@ -20,8 +20,8 @@ namespace lockstep::testing {
 using Step = std::function<void(Device, const Tensor& g, Arguments&)>;
 /// Calls all(compare) for every dtype, size and alignment. compare(name, step) checks that a step has the CPU's bits.
 inline void check_steps(const std::function<void(const std::function<void(const char*, const Step&)>& compare)>& all) {
-  for (const DType dtype : {f32, f64}) {
-    for (const int64_t n : {0, 1, 31, 1000, 4099}) {
+  for (const DType dtype : {f32, f64})
+    for (const int64_t n : {0, 1, 31, 1000, 4099})
       for (const DType grad_dtype : {dtype, f16, bf16}) {
         if (dtype == f64 && grad_dtype != f64) continue;
         for (const int64_t shift : {0, 1}) {  // aligned to 16 bytes, and not
@@ -46,8 +46,6 @@ inline void check_steps(const std::function<void(const std::function<void(const 
           });
         }
       }
-    }
-  }
 }
 
 using optim::ClippedStep;
@@ -116,12 +114,12 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// A step over all parameters has the CPU's bits.
 inline void check_together(const std::vector<NamedRule>& rules) {
-  for (const NamedRule& rule : rules) {
+  for (const NamedRule& rule : rules)
     for (const auto& dtypes : mixtures) {
       CAPTURE(rule.name);
       CAPTURE(dtypes[0]);
       Model here(rule.make, dtypes, cpu), there(rule.make, dtypes, cuda0);
-      for (int step = 1; step <= 4; ++step) {
+      for (int step = 1; step <= 4; ++step)
         for (Model* model : {&here, &there}) {
           model->set_gradients(step);
           model->optimizer->set_lr(0.1 / step);
@@ -134,16 +132,14 @@ inline void check_together(const std::vector<NamedRule>& rules) {
             model->optimizer->step(0.5);
           }
         }
-      }
       CHECK(bits_of(here) == bits_of(there));
     }
-  }
 }
 
 /// A clipped step has the bits of unscale_, clip_grad_norm and step after each other.
 inline void check_clipped(const std::vector<NamedRule>& rules) {
-  for (const NamedRule& rule : rules) {
-    for (const auto& dtypes : mixtures) {
+  for (const NamedRule& rule : rules)
+    for (const auto& dtypes : mixtures)
       for (const double max_norm : {0.5, 1e9}) {
         CAPTURE(rule.name);
         CAPTURE(dtypes[0]);
@@ -169,14 +165,12 @@ inline void check_clipped(const std::vector<NamedRule>& rules) {
         }
         CHECK(bits_of(a) == bits_of(b));
       }
-    }
-  }
 }
 
 /// A recorded step has the bits of one that is not.
 inline void check_recorded(const std::vector<NamedRule>& rules) {
-  for (const NamedRule& rule : rules) {
-    for (const auto& dtypes : mixtures) {
+  for (const NamedRule& rule : rules)
+    for (const auto& dtypes : mixtures)
       for (const bool settles : {false, true}) {
         CAPTURE(rule.name);
         CAPTURE(dtypes[0]);
@@ -217,8 +211,6 @@ inline void check_recorded(const std::vector<NamedRule>& rules) {
         }
         CHECK(bits_of(a) == bits_of(b));
       }
-    }
-  }
 }
 
 }  // namespace lockstep::testing

@@ -344,8 +344,8 @@ TEST_CASE("matmul_unary_grad is bit-identical to the product and then the deriva
                                {6, 16, 8},
                                {7, 31, 600},
                                {65, 33, 64},
-                               {61, 1600, 17}}) {
-    for (const DType dtype : {f32, f64, bf16}) {
+                               {61, 1600, 17}})
+    for (const DType dtype : {f32, f64, bf16})
       for (const bool turned : {false, true}) {
         INFO("m ", m, ", n ", n, ", k ", k, ", turned ", turned);
         const auto made = [&](int64_t rows, int64_t columns, uint32_t seed) {
@@ -366,8 +366,6 @@ TEST_CASE("matmul_unary_grad is bit-identical to the product and then the deriva
           check(matmul_unary_grad(a, b, op, {}, kept));
         }
       }
-    }
-  }
   CHECK_ERROR(matmul_unary_grad(ones({2, 3}), ones({4, 5}), PointwiseOp::relu, {}, ones({2, 5})),
               "expected the inner sizes to agree");
 }

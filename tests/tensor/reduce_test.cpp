@@ -217,10 +217,10 @@ TEST_CASE("reductions: the bits do not depend on threads") {
 }
 
 TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
-  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     for (const Shape& shape : {Shape{1}, Shape{700}, Shape{5, 131}, Shape{4, 3, 67}, Shape{70001}, Shape{1100, 3}}) {
       const Tensor x = randint(0, dtype == boolean ? 2 : 50, shape).to(dtype);
-      for (int dim = 0; dim < x.dim(); ++dim) {
+      for (int dim = 0; dim < x.dim(); ++dim)
         for (bool largest : {true, false}) {
           const auto [values, indices] = largest ? max(x, dim) : min(x, dim - x.dim());
           const auto parts = groups(x, {dim});
@@ -233,9 +233,7 @@ TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
           check_values(values, best, 0);
           check_values(indices, places, 0);
         }
-      }
     }
-  }
   const Tensor x = Tensor::from<float>({1, NAN, 7, NAN, 5, 5}, {2, 3});
   CHECK(max(x, 1).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0});
   CHECK(max(x, 0).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0, 0});
@@ -263,7 +261,7 @@ TEST_CASE("reduce: whole numbers wrap around") {
 }
 
 TEST_CASE("sort and topk: stable, NaN is the largest") {
-  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     for (const Shape& shape : {Shape{}, Shape{1}, Shape{37}, Shape{3000}, Shape{5, 600}, Shape{600, 5}, Shape{2, 0}}) {
       const Tensor x = (randint(dtype == u8 || dtype == boolean ? 0 : -60, 60, shape)).to(dtype);
       for (bool descending : {false, true}) {
@@ -293,7 +291,6 @@ TEST_CASE("sort and topk: stable, NaN is the largest") {
         }
       }
     }
-  }
   const Tensor x = Tensor::from<float>({2, NAN, -0.f, INFINITY, 0.f, -INFINITY, -NAN}, {7});
   CHECK(sort(x).indices.to_vector<int64_t>() == std::vector<int64_t>{5, 2, 4, 0, 3, 1, 6});
   CHECK(sort(x, 0, true).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 6, 3, 0, 2, 4, 5});
@@ -323,7 +320,7 @@ TEST_CASE("sum_to, allclose, equal, all_finite") {
   CHECK(!allclose(one, one + 1e-3));
   CHECK(all_finite(x));
   CHECK(all_finite(arange(3)));
-  for (DType dtype : {f32, f64, f16, bf16}) {
+  for (DType dtype : {f32, f64, f16, bf16})
     for (double bad : {inf_value, -inf_value, nan_value}) {
       Tensor y = randn({100, 101}).to(dtype);
       y.select(0, 99).select(0, 100).fill_(bad);
@@ -331,7 +328,6 @@ TEST_CASE("sum_to, allclose, equal, all_finite") {
       CHECK(!all_finite(y.t()));
       CHECK(all_finite(y.narrow(0, 0, 99)));
     }
-  }
 }
 
 TEST_CASE("reductions: wrong calls") {

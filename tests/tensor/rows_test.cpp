@@ -256,13 +256,12 @@ TEST_CASE("batch norm: values, gradients, running statistics") {
   check_near(batch_norm(far.to(f32), {}, {}, {}, {}, true).out,
              batch_norm(far.to(f32).to(f64), {}, {}, {}, {}, true).out, 1e-4);
   const Tensor big = random_rows({17, 5, 13, 11}, f32), flat = random_rows({3000, 19}, f32);
-  for (const Tensor& x : {big, with_channels_last(big), flat}) {
+  for (const Tensor& x : {big, with_channels_last(big), flat})
     check_threads([&] {
       const NormResult r = batch_norm(x, {}, {}, {}, {}, true);
       const NormGrad g = batch_norm_grad(x, x, r, ones({x.shape()[1]}), true, true);
       return std::vector{r.out, r.mean, r.rstd, g.x, g.weight, g.bias};
     });
-  }
 }
 
 TEST_CASE("cross entropy: values and gradients") {
@@ -382,10 +381,10 @@ TEST_CASE("wrong calls of row operations are named") {
 
 TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
   const PhiloxKey key{3, 4};
-  for (const DType dtype : {f32, f64, bf16}) {
+  for (const DType dtype : {f32, f64, bf16})
     for (const Shape& shape : {Shape{12}, {2, 24, 5}, {3, 4, 6, 2}, {2, 12, 700}, {1, 840, 3}, {0, 4}}) {
       const Tensor x = random_rows(shape, dtype, 1), entire = dropout(x, 0.3, key);
-      for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim) {
+      for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim)
         for (const int64_t count : {1, 2, 3, 4}) {
           const int64_t size = x.size(dim);
           if (size % count != 0) continue;
@@ -395,9 +394,7 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
                         own(entire).contiguous()));
           }
         }
-      }
     }
-  }
   CHECK_THROWS_WITH_AS(dropout(ones({4}), 0.3, key, {.index = 2, .count = 2}),
                        "[dropout] expected part.index >= 0 and below part.count, got 2 of 2", Error);
   CHECK_THROWS_AS(dropout(ones({4}), 0.3, key, {.dim = 1, .index = 0, .count = 2}), Error);

@@ -148,7 +148,7 @@ TEST_CASE("views show the right elements") {
 
 TEST_CASE("copies between dtypes, strides and sizes") {
   const DType all[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-  for (DType from : all) {
+  for (DType from : all)
     for (DType to : all) {
       INFO("from ", from, ", to ", to);
       const Tensor x = counting({11, 10}).to(from);
@@ -160,18 +160,15 @@ TEST_CASE("copies between dtypes, strides and sizes") {
       back.t().copy_(x);
       CHECK(back.t().to_vector<double>() == expected);
     }
-  }
   // Transposes of sizes around those of the kernel's tiles and blocks.
-  for (DType dtype : {f32, f64, bf16, u8}) {
-    for (int64_t rows : {1, 3, 15, 16, 17, 33, 130, 300}) {
+  for (DType dtype : {f32, f64, bf16, u8})
+    for (int64_t rows : {1, 3, 15, 16, 17, 33, 130, 300})
       for (int64_t columns : {1, 2, 16, 31, 64, 257, 600}) {
         CAPTURE(Shape({rows, columns}));
         Tensor x = randint(0, 100, {3, rows, columns}).to(dtype);
         CHECK(x.t().contiguous().to_vector<double>() == slow_values(x.t()));
         CHECK(x.permute({2, 0, 1}).contiguous().to_vector<double>() == slow_values(x.permute({2, 0, 1})));
       }
-    }
-  }
   const Tensor row = counting({3}), out = zeros({2, 3});
   CHECK(&out.copy_(row) == &out);
   CHECK(out.to_vector<float>() == std::vector<float>{0, 1, 2, 0, 1, 2});
@@ -205,9 +202,8 @@ TEST_CASE("creation") {
   CHECK(linspace(3, 1, 1).item() == 3);
   CHECK(eye(2, 3).to_vector<int>() == std::vector<int>{1, 0, 0, 0, 1, 0});
   CHECK(full({}, 2.5).item() == 2.5);
-  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     CHECK(ones({70000}, {.dtype = dtype}).to_vector<int>() == std::vector<int>(70000, 1));
-  }
   const Tensor x = zeros({4, 4});
   x.slice(1, 0, 4, 2).fill_(1);
   CHECK(x[3].to_vector<int>() == std::vector<int>{1, 0, 1, 0});
@@ -222,9 +218,8 @@ TEST_CASE("philox gives the published numbers, and blocks give the same") {
   Tensor x = empty({1003});
   kernels::uniform(default_device(), x, 0, 1, key);
   const auto values = x.to_vector<float>();
-  for (int i : {0, 1, 2, 3, 4, 255, 256, 1000, 1002}) {
+  for (int i : {0, 1, 2, 3, 4, 255, 256, 1000, 1002})
     CHECK(values[size_t(i)] == float(philox(key, uint64_t(i / 4))[size_t(i % 4)] >> 8) * 0x1p-24f);
-  }
 }
 
 TEST_CASE("random numbers: range, moments, and the same bits for every number of threads") {
@@ -369,7 +364,7 @@ TEST_CASE("memory of the CPU: ledger, cache, failed allocations") {
 TEST_CASE("memory of the cpu: random sizes on many threads, freed elsewhere") {
   std::vector<Tensor> shared(64);
   std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
+  for (int t = 0; t < 4; ++t)
     threads.emplace_back([&shared, t] {
       uint64_t state = uint64_t(t);
       for (int i = 0; i < 2000; ++i) {
@@ -382,7 +377,6 @@ TEST_CASE("memory of the cpu: random sizes on many threads, freed elsewhere") {
         if (n > 0) slot.data<int32_t>()[0] = slot.data<int32_t>()[n - 1] = int32_t(n);
       }
     });
-  }
   for (auto& thread : threads) thread.join();
   for (const Tensor& x : shared) {
     if (x.defined() && x.numel() > 0) REQUIRE(x.data<int32_t>()[x.numel() - 1] == int32_t(x.numel()));
