@@ -14,6 +14,7 @@
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/tolerances.h"
 #if defined(SIMT_CPU)
 #include <simt_cpu.h>
@@ -21,8 +22,10 @@
 
 namespace lockstep::testing {
 
-/// The device under test.
-inline const Device cuda0{Device::Type::cuda, 0};
+using ::cuda0;
+
+constexpr DType floats[] = {f32, f64, f16, bf16};
+constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 
 /// Uniform values in [-scale, scale), reproducible by seed, on the CPU.
 inline Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed = 1, double scale = 1) {
@@ -37,6 +40,12 @@ inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1
   std::vector<int64_t> values(static_cast<size_t>(numel_of(shape)));
   for (int64_t& value : values) value = int64_t(engine()) % end;
   return Tensor::from(values, shape).to(cpu);
+}
+
+/// Like random_tensor(), for every dtype: other numbers are integers from 0 to end - 1.
+inline Tensor random_values(const Shape& shape, DType dtype, uint32_t seed = 1, int64_t end = 7) {
+  if (is_floating(dtype)) return random_tensor(shape, dtype, seed);
+  return random_integers(shape, dtype == boolean ? 2 : end, seed).to(dtype);
 }
 
 /// The tolerance for kernels that have no row of their own.

@@ -3,15 +3,13 @@
 
 #include "tensor/ops.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/cudasim/fake.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
-
-const Device cuda0{Device::Type::cuda, 0};
-const TensorOptions there{.dtype = f32, .device = cuda0};
 
 bool contains_all(const std::string& text, std::initializer_list<const char*> parts) {
   CAPTURE(text);

@@ -10,14 +10,12 @@
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
-
-const Device cuda0{Device::Type::cuda, 0};
-const TensorOptions there{.dtype = f32, .device = cuda0};
 
 Tensor numbers(const Shape& shape, double start) {
   return arange(start, start + double(numel_of(shape)), 1, {.dtype = f32, .device = cpu}).view(shape);
@@ -78,7 +76,6 @@ TEST_CASE("graph: the memory that it made stays as long as the graph or a tensor
 }
 
 TEST_CASE("graph: work on another device than the recorded one is refused, and the thread finds its devices again") {
-  const Device cuda1{Device::Type::cuda, 1};
   const TensorOptions elsewhere{.dtype = f32, .device = cuda1};
   const Tensor x = full({4}, 1, there), y = full({4}, 2, elsewhere), landed = empty({4}, elsewhere);
   synchronize(cuda1);

@@ -6,8 +6,6 @@ using namespace lockstep::testing;
 
 namespace {
 
-constexpr DType floats[] = {f32, f64, f16, bf16};
-
 Tensor images(const Shape& s, DType dtype, uint32_t seed, bool last) {
   return last ? random_tensor({s[0], s[2], s[3], s[1]}, dtype, seed).permute({0, 3, 1, 2})
               : random_tensor(s, dtype, seed);

@@ -12,12 +12,6 @@
 using namespace lockstep;
 using namespace testing;
 
-namespace {
-
-const Device cuda0{Device::Type::cuda, 0};
-
-}  // namespace
-
 TEST_CASE(
     "step graphs: bit-identical to steps run one by one, with dropout, in every stage, dtype and way of counting") {
   struct Row {
