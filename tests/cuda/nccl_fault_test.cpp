@@ -21,9 +21,6 @@ namespace {
 Tensor ones_on(int rank, int64_t n = 8, DType dtype = f32) {
   return full({n}, 1, {.dtype = dtype, .device = device_of(rank)});
 }
-void warm_up(int rank) {  // past the first 100 calls, which are all compared among ranks
-  for (int i = 0; i < 101; ++i) world().all_reduce(ones_on(rank, 3)).synchronize();
-}
 void until_failed() {
   until([] { return world().control().failed(); });
   world().barrier();  // throws the error
@@ -65,7 +62,7 @@ TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of t
     const EnvironmentVariable debug("LOCKSTEP_NCCL_DEBUG", later ? "1" : "0");
     for (const auto& [expected, call] : rows) {
       const auto texts = outcomes(3, [&, &call = call](int rank) {
-        if (later) warm_up(rank);
+        if (later) pass_compared_calls(device_of(rank));
         call(world(), rank);
         world().barrier();
         if (rank != 2) until_failed();
@@ -86,7 +83,7 @@ TEST_CASE(
   const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.str());
   std::vector<std::string> read(2);
   const auto texts = outcomes(2, [&](int rank) {
-    warm_up(rank);
+    pass_compared_calls(device_of(rank));
     world().barrier();
     if (rank == 0) fake::inject_nccl_error(ncclInternalError);
     world().barrier();
@@ -115,7 +112,7 @@ TEST_CASE(
     spawn(2,
           [](int rank) {
             fake::set_policy(fake::Policy::lazy);  // the kernel runs, and faults, when the watchdog asks
-            warm_up(rank);
+            pass_compared_calls(device_of(rank));
             world().barrier();
             if (rank == 1) until_failed();  // never makes the call, so that rank 0's watchdog asks whether it is done
             const Tensor x = ones_on(rank);
@@ -137,7 +134,7 @@ TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever
   const auto texts = outcomes(
       3,
       [](int rank) {
-        warm_up(rank);
+        pass_compared_calls(device_of(rank));
         if (rank == 1) until_failed();
         const Tensor x = ones_on(rank);
         world().all_reduce(x, {.tag = "g"});
@@ -154,14 +151,14 @@ TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever
 
 TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first call") {
   const auto thrown = outcomes(2, [](int rank) {
-    warm_up(rank);
+    pass_compared_calls(device_of(rank));
     if (rank == 1) throw Error("the batch is empty");
     Work work = world().all_reduce(ones_on(rank), {.async = true});
     work.synchronize();
   });
   CHECK(contains(thrown[0], "the batch is empty"));
   const auto left = outcomes(2, [](int rank) {
-    warm_up(rank);
+    pass_compared_calls(device_of(rank));
     if (rank == 0) world().all_reduce(ones_on(rank), {.tag = "more"}).synchronize();
   });
   CHECK(left[0] ==
@@ -198,7 +195,7 @@ TEST_CASE("nccl 52: if an abort hangs, the process ends and names the call") {
   const std::string text = message([&] {
     spawn(2,
           [&](int rank) {
-            warm_up(rank);
+            pass_compared_calls(device_of(rank));
             if (rank == 1) until([] { return false; });  // never learns of the failure; spawn() kills it
             REQUIRE(std::freopen((folder / "stderr").c_str(), "w", stderr));
             fake::hang_nccl_abort(true);

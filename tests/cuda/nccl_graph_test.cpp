@@ -385,8 +385,7 @@ namespace {
 /// A graph of two all-reduces.
 struct Recorded {
   explicit Recorded(int rank) : x(full({8}, 1, {.dtype = f32, .device = device_of(rank)})), graph(device_of(rank)) {
-    // Past the first 100 calls, which are all compared among ranks.
-    for (int i = 0; i < 101; ++i) world().all_reduce(x.clone()).synchronize();
+    pass_compared_calls(device_of(rank));
     graph.record([&] {
       world().all_reduce(x);
       world().all_reduce(x);
