@@ -58,9 +58,10 @@ inline Tensor like_on(const Tensor& x, Device device) {
   return Tensor(full.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
 }
 
-/// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN. Reports the first difference, named `what`.
+/// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN; bound -1: as tolerance() says. Reports the first difference, named `what`.
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
+  if (bound < 0) bound = tolerance(expected.dtype());
   if (got.shape() != expected.shape()) FAIL(what << ": shape " << got.shape());
   const auto a = got.to(cpu).to_vector<double>(), b = expected.to_vector<double>();
   for (size_t i = 0; i < a.size(); ++i) {
@@ -72,12 +73,21 @@ inline void check_close(const Tensor& got, const Tensor& expected, double bound,
   }
 }
 
-/// All bytes of x, to compare orders of threads.
+/// All bytes of x, to compare orders of threads; none if x is undefined.
 inline std::vector<unsigned char> bytes_of(const Tensor& x) {
+  if (!x.defined()) return {};
   const Tensor there = x.to(cpu).contiguous();
   const auto* p = static_cast<const unsigned char*>(there.raw_data());
   return {p, p + there.numel() * size_of(there.dtype())};
 }
+
+#if defined(SIMT_CPU)
+constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random};
+inline void set_order(simt::Order order) { simt::options().order = order; }
+#else
+constexpr int orders[] = {0, 1};  // a GPU has its own
+inline void set_order(int) {}
+#endif
 
 /// Inputs or outputs of a kernel.
 using Arguments = std::vector<Tensor>;
@@ -103,36 +113,20 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
   run(cpu, inputs, expected);
   for (const Tensor& x : inputs) there.push_back(like_on(x, cuda0));
   std::vector<std::vector<unsigned char>> first;
-#if defined(SIMT_CPU)
-  constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random};
-#else
-  constexpr int orders[] = {0, 1};
-#endif
   for (const auto order : orders) {
-#if defined(SIMT_CPU)
-    simt::options().order = order;
-#else
-    (void)order;
-#endif
+    set_order(order);
     Arguments got = poisoned(cuda0);
     run(cuda0, there, got);
     synchronize(cuda0);
     std::vector<std::vector<unsigned char>> bits;
-    for (size_t i = 0; i < got.size(); ++i)
-      bits.push_back(got[i].defined() ? bytes_of(got[i]) : std::vector<unsigned char>());
+    for (const Tensor& x : got) bits.push_back(bytes_of(x));
     if (first.empty()) {
       first = bits;
-      for (size_t i = 0; i < got.size(); ++i) {
-        if (expected[i].defined())
-          check_close(got[i], expected[i], bound >= 0 ? bound : tolerance(expected[i].dtype()),
-                      what + ", result " + std::to_string(i));
-      }
+      for (size_t i = 0; i < got.size(); ++i) check_close(got[i], expected[i], bound, str(what, ", result ", i));
     }
     CHECK_MESSAGE(bits == first, what << ": the order of threads shows in the result");
   }
-#if defined(SIMT_CPU)
-  simt::options().order = simt::Order::forward;
-#endif
+  set_order(orders[0]);
 }
 
 /// What check_kernel() compares, and how far the results may be apart; -1: as tolerance() says.

@@ -1,6 +1,7 @@
 // Attention, its gradient and rotary embedding on the device against the CPU.
 #include "tensor/block_layout.h"
 #include "tests/cuda/against_cpu.h"
+#include "tests/environment.h"
 #if defined(SIMT_CPU)
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/tile_map.h"
@@ -124,15 +125,14 @@ TEST_CASE("cuda: attention and its gradient") {
 }
 
 TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
-  const char* const name = "LOCKSTEP_WGMMA";
-  const std::string before = std::getenv(name) ? std::getenv(name) : "";
+  const ::testing::EnvironmentVariable restored("LOCKSTEP_WGMMA", "1");
   for (const Case& c : hopper_cases)
     for (const DType dtype : {f16, bf16}) {
       Call call(c, dtype);
-      setenv(name, "1", 1);
+      setenv("LOCKSTEP_WGMMA", "1", 1);
       call.compare();
       const Arguments own = call.on_device();
-      setenv(name, "0", 1);
+      setenv("LOCKSTEP_WGMMA", "0", 1);
       const Arguments other = call.on_device();
       bool differs = false;
       for (size_t i = 0; i < own.size(); ++i) {
@@ -144,7 +144,6 @@ TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
         CHECK_MESSAGE(differs, call.what << ": expected two kernels, and so other last bits");
 #endif
     }
-  setenv(name, before.c_str(), 1);  // an empty variable counts as unset
 }
 
 #if defined(SIMT_CPU)
