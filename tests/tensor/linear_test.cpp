@@ -59,16 +59,9 @@ TEST_CASE("linear_add adds the residual to sums in f32; on the CPU the result is
     Shape x;
     int64_t units;
   };
-  for (const Row& r : {Row{{12}, 7},
-                       {{5, 12}, 1},
-                       {{2, 3, 12}, 33},
-                       {{300, 12}, 300},
-                       {{0, 12}, 4},
-                       {{4, 12}, 0},
-                       {{3, 0}, 5},
-                       {{1, 6000}, 40},
-                       {{30, 2100}, 70},
-                       {{200, 64}, 1700}})
+  const Row rows[] = {{{12}, 7},    {{5, 12}, 1}, {{2, 3, 12}, 33}, {{300, 12}, 300}, {{0, 12}, 4},
+                      {{4, 12}, 0}, {{3, 0}, 5},  {{1, 6000}, 40},  {{30, 2100}, 70}, {{200, 64}, 1700}};
+  for (const Row& r : rows)
     for (const DType dtype : {f32, f64, f16, bf16})
       for (const bool with_bias : {true, false}) {
         INFO("x ", r.x, ", units ", r.units, ", dtype ", dtype, ", with_bias ", with_bias);

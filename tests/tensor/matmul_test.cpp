@@ -334,17 +334,9 @@ TEST_CASE("addmm: alpha, beta, broadcasting, and beta 0 ignores c") {
 }
 
 TEST_CASE("matmul_unary_grad is bit-identical to the product and then the derivative") {
-  for (const auto [m, n, k] : {Sizes{0, 5, 3},
-                               {4, 0, 3},
-                               {3, 5, 0},
-                               {1, 1, 1},
-                               {2, 3, 4},
-                               {1, 97, 300},
-                               {131, 1, 37},
-                               {6, 16, 8},
-                               {7, 31, 600},
-                               {65, 33, 64},
-                               {61, 1600, 17}})
+  const Sizes sizes[] = {{0, 5, 3},    {4, 0, 3},  {3, 5, 0},    {1, 1, 1},    {2, 3, 4},     {1, 97, 300},
+                         {131, 1, 37}, {6, 16, 8}, {7, 31, 600}, {65, 33, 64}, {61, 1600, 17}};
+  for (const auto& [m, n, k] : sizes)
     for (const DType dtype : {f32, f64, bf16})
       for (const bool turned : {false, true}) {
         INFO("m ", m, ", n ", n, ", k ", k, ", turned ", turned);
