@@ -24,7 +24,7 @@ namespace lockstep::testing {
 
 using ::cuda0;
 
-constexpr DType floats[] = {f32, f64, f16, bf16};
+constexpr DType float_dtypes[] = {f32, f64, f16, bf16};
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 
 /// Uniform values in [-scale, scale), reproducible by seed, on the CPU.
@@ -58,7 +58,8 @@ inline Tensor like_on(const Tensor& x, Device device) {
   return Tensor(full.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
 }
 
-/// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN; bound -1: as tolerance() says. Reports the first difference, named `what`.
+/// Checks |got - expected| <= bound max(1, |expected|), with the bound of tolerance() if it is -1; NaN equals NaN.
+/// Reports the first difference, named `what`.
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
   if (bound < 0) bound = tolerance(expected.dtype());

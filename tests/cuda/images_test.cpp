@@ -38,7 +38,7 @@ TEST_CASE("cuda: convolution and its gradients") {
     Shape ys{xs[0], ws[0]};
     for (int d = 0; d < 2; ++d)
       ys.push_back(outputs(xs[d + 2], ws[d + 2], args.stride[d], args.padding[d], args.dilation[d]));
-    for (const DType dtype : floats)
+    for (const DType dtype : float_dtypes)
       for (const bool last : {false, true}) {
         const Tensor x = images(xs, dtype, 1, last), w = random_tensor(ws, dtype, 2),
                      bias = random_tensor({ws[0]}, dtype, 3), g = images(ys, dtype, 4, last);
@@ -76,7 +76,7 @@ TEST_CASE("cuda: max pooling and its gradient") {
       for (int d = 0; d < 2; ++d)
         ys.push_back(
             outputs(xs[d + 2], args.kernel[d], args.stride[d], args.padding[d], args.dilation[d], args.ceil_mode));
-      for (const DType dtype : floats)
+      for (const DType dtype : float_dtypes)
         for (const bool last : {false, true}) {
           Tensor x = images(xs, dtype, 1, last), g = images(ys, dtype, 2, last), places = images(ys, i32, 3, last);
           if (x.numel() > 20)

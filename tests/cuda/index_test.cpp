@@ -114,7 +114,7 @@ TEST_CASE("cuda: random numbers are bit-identical to the CPU's") {
   for (const int64_t n : {0, 1, 2, 3, 31, 33, 1000, 4099})
     for (const int64_t shift : {0, 1}) {
       const auto to_fill = [&](DType dtype) { return empty({n + shift}, {dtype, cpu}).narrow(0, shift, n); };
-      for (const DType dtype : floats) {
+      for (const DType dtype : float_dtypes) {
         const Tensor out = to_fill(dtype);
         const std::string what = str(dtype, " ", n, " ", shift);
         for (const auto& [low, high] :

@@ -40,7 +40,7 @@ std::vector<Operation> all_operations() {
 
 std::vector<DType> dtypes_of(const std::string& types) {
   std::vector<DType> list;
-  if (types != "logic") list.assign(std::begin(floats), std::end(floats));
+  if (types != "logic") list.assign(std::begin(float_dtypes), std::end(float_dtypes));
   if (types == "numbers" || types == "compare") list.insert(list.end(), std::begin(integers), std::end(integers));
   if (types == "logic" || types == "compare") list.push_back(boolean);
   return list;
@@ -143,7 +143,7 @@ TEST_CASE("cuda: sin and cos of any f32 are within one unit in the last place") 
 }
 
 TEST_CASE("cuda: a bound or a threshold that is NaN") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto& [op, args] : {std::pair<PointwiseOp, PointwiseArgs>{PointwiseOp::clamp, {NAN, 1}},
                                    {PointwiseOp::clamp, {-1, NAN}},
                                    {PointwiseOp::clamp, {-INFINITY, INFINITY}},
@@ -255,7 +255,7 @@ TEST_CASE("cuda: optimizer steps are bit-identical to the CPU's") {
 }
 
 TEST_CASE("cuda: all finite") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const int64_t n : {0, 1, 33, 4099}) {
       const Tensor x = random_tensor({n}, dtype, 1).to(cuda0);
       CHECK(kernels::all_finite(cuda0, x));

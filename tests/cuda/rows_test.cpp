@@ -26,7 +26,7 @@ double bound_of(DType dtype, int64_t n) { return tolerance(n > 1000 ? Near::long
 }  // namespace
 
 TEST_CASE("cuda: softmax and its gradient") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : row_shapes)
       for (const bool log : {false, true}) {
         const Tensor x = random_tensor({rows, n}, dtype, 1, 5), g = random_tensor({rows, n}, dtype, 2),
@@ -55,7 +55,7 @@ TEST_CASE("cuda: softmax of masked, huge and NaN rows") {
 }
 
 TEST_CASE("cuda: layer norm, rms norm and their gradients") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : row_shapes)
       for (const bool affine : {true, false}) {
         const Tensor x = random_tensor({rows, n}, dtype, 1), g = random_tensor({rows, n}, dtype, 2),
@@ -91,7 +91,7 @@ TEST_CASE("cuda: a NaN or an infinity in a row is in all that its norm gives") {
 
 TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
   const PhiloxKey key{0x123456789abcdefull, 77};
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : row_shapes)
       for (const bool centered : {true, false})
         for (const double p : {0., 0.3, 1.}) {
@@ -136,7 +136,7 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
 }
 
 TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : {Rows{5, 64}, Rows{3, 1000}, Rows{2, 4096}})
       for (const bool centered : {true, false}) {
         const AddNormArgs args{.centered = centered, .eps = 1e-3, .p = 0.3, .key = {77, 5}};
@@ -182,7 +182,7 @@ TEST_CASE("cuda: sums of columns, and the same bits from the norm that writes th
   // Few and many blocks, which finish in one group or in several; wide rows, which are cut into strips.
   constexpr Rows shapes[] = {{0, 5},   {1, 1},    {7, 13},     {40, 1},    {513, 8},   {600, 40},
                              {300, 3}, {33, 768}, {290, 1032}, {17, 2304}, {5, 13001}, {3, 40000}};
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : shapes) {
       const Tensor x = random_tensor({rows, n}, dtype, 1), w = random_tensor({n}, dtype, 2);
       const double bound = tolerance(Near::kernel, dtype) * 4;
@@ -291,7 +291,7 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
   };
   for (const auto [n, c, s] : {Images{2, 1, 1}, Images{0, 3, 4}, Images{2, 0, 4}, Images{4, 3, 5}, Images{33, 40, 1},
                                Images{3, 31, 33}, Images{2, 8, 64}, Images{1, 2, 9001}, Images{40, 16, 31}})
-    for (const DType dtype : floats)
+    for (const DType dtype : float_dtypes)
       for (const bool last : {false, true})
         for (const bool training : {true, false}) {
           if (training && n * s < 2) continue;
@@ -318,7 +318,7 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
 }
 
 TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsewhere") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : row_shapes) {
       const Tensor x = random_tensor({rows, n}, dtype, 1, 20);
       Tensor target = random_integers({rows}, n);
@@ -335,7 +335,7 @@ TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsew
 }
 
 TEST_CASE("cuda: cross entropy and its gradient, also in place") {
-  for (const DType dtype : floats)
+  for (const DType dtype : float_dtypes)
     for (const auto [rows, n] : row_shapes)
       for (const double smoothing : {0.0, 0.1})
         for (const bool weighted : {false, true})
@@ -383,7 +383,7 @@ TEST_CASE("cuda: cross entropy neither reads nor writes what lies between rows")
     const Tensor entire = Tensor(x.storage(), 0, {x.size(0), x.strides()[0]}, {x.strides()[0], 1}, x.dtype());
     return entire.narrow(1, x.size(1), x.strides()[0] - x.size(1)).to(cpu).contiguous();
   };
-  for (const DType dtype : floats) {
+  for (const DType dtype : float_dtypes) {
     // Rows in registers and in shared memory, some longer than it, that end within a vector of 16 bytes.
     for (const auto [rows, n] : {Rows{3, 1}, Rows{9, 33}, Rows{700, 61}, Rows{6, 997}, Rows{3, 2001}, Rows{2, 60001}}) {
       const auto padded = [&, rows = rows, n = n](double behind, Device device) {
