@@ -14,6 +14,7 @@
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/tolerances.h"
 #if defined(SIMT_CPU)
 #include <simt_cpu.h>
@@ -21,8 +22,10 @@
 
 namespace lockstep::testing {
 
-/// The device under test.
-inline const Device cuda0{Device::Type::cuda, 0};
+using ::cuda0;
+
+constexpr DType float_dtypes[] = {f32, f64, f16, bf16};
+constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 
 /// Uniform values in [-scale, scale), reproducible by seed, on the CPU.
 inline Tensor random_tensor(const Shape& shape, DType dtype, uint32_t seed = 1, double scale = 1) {
@@ -39,6 +42,12 @@ inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1
   return Tensor::from(values, shape).to(cpu);
 }
 
+/// Like random_tensor(), for every dtype: other numbers are integers from 0 to end - 1.
+inline Tensor random_values(const Shape& shape, DType dtype, uint32_t seed = 1, int64_t end = 7) {
+  if (is_floating(dtype)) return random_tensor(shape, dtype, seed);
+  return random_integers(shape, dtype == boolean ? 2 : end, seed).to(dtype);
+}
+
 /// The tolerance for kernels that have no row of their own.
 inline double tolerance(DType dtype) { return tolerance(Near::kernel, dtype); }
 
@@ -49,9 +58,11 @@ inline Tensor like_on(const Tensor& x, Device device) {
   return Tensor(full.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
 }
 
-/// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN. Reports the first difference, named `what`.
+/// Checks |got - expected| <= bound max(1, |expected|), with the bound of tolerance() if it is -1; NaN equals NaN.
+/// Reports the first difference, named `what`.
 inline void check_close(const Tensor& got, const Tensor& expected, double bound, const std::string& what) {
   if (!expected.defined()) return;
+  if (bound < 0) bound = tolerance(expected.dtype());
   if (got.shape() != expected.shape()) FAIL(what << ": shape " << got.shape());
   const auto a = got.to(cpu).to_vector<double>(), b = expected.to_vector<double>();
   for (size_t i = 0; i < a.size(); ++i) {
@@ -63,12 +74,21 @@ inline void check_close(const Tensor& got, const Tensor& expected, double bound,
   }
 }
 
-/// All bytes of x, to compare orders of threads.
+/// All bytes of x, to compare orders of threads; none if x is undefined.
 inline std::vector<unsigned char> bytes_of(const Tensor& x) {
+  if (!x.defined()) return {};
   const Tensor there = x.to(cpu).contiguous();
   const auto* p = static_cast<const unsigned char*>(there.raw_data());
   return {p, p + there.numel() * size_of(there.dtype())};
 }
+
+#if defined(SIMT_CPU)
+constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random};
+inline void set_order(simt::Order order) { simt::options().order = order; }
+#else
+constexpr int orders[] = {0, 1};  // a GPU has its own
+inline void set_order(int) {}
+#endif
 
 /// Inputs or outputs of a kernel.
 using Arguments = std::vector<Tensor>;
@@ -94,36 +114,20 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
   run(cpu, inputs, expected);
   for (const Tensor& x : inputs) there.push_back(like_on(x, cuda0));
   std::vector<std::vector<unsigned char>> first;
-#if defined(SIMT_CPU)
-  constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reverse, simt::Order::random};
-#else
-  constexpr int orders[] = {0, 1};
-#endif
   for (const auto order : orders) {
-#if defined(SIMT_CPU)
-    simt::options().order = order;
-#else
-    (void)order;
-#endif
+    set_order(order);
     Arguments got = poisoned(cuda0);
     run(cuda0, there, got);
     synchronize(cuda0);
     std::vector<std::vector<unsigned char>> bits;
-    for (size_t i = 0; i < got.size(); ++i)
-      bits.push_back(got[i].defined() ? bytes_of(got[i]) : std::vector<unsigned char>());
+    for (const Tensor& x : got) bits.push_back(bytes_of(x));
     if (first.empty()) {
       first = bits;
-      for (size_t i = 0; i < got.size(); ++i) {
-        if (expected[i].defined())
-          check_close(got[i], expected[i], bound >= 0 ? bound : tolerance(expected[i].dtype()),
-                      what + ", result " + std::to_string(i));
-      }
+      for (size_t i = 0; i < got.size(); ++i) check_close(got[i], expected[i], bound, str(what, ", result ", i));
     }
     CHECK_MESSAGE(bits == first, what << ": the order of threads shows in the result");
   }
-#if defined(SIMT_CPU)
-  simt::options().order = simt::Order::forward;
-#endif
+  set_order(orders[0]);
 }
 
 /// What check_kernel() compares, and how far the results may be apart; -1: as tolerance() says.

@@ -27,6 +27,14 @@ def close(a, b, tolerance=1e-4):
     return len(a) == len(b) > 0 and all(abs(x - y) < tolerance for x, y in zip(a, b))
 
 
+def check_replayed(what, name, there, off):
+    """there and off: two ranks that trained 5 steps into name and, without graphs, into name-off."""
+    a, b = d / name, d / f"{name}-off"
+    said = (not simulated or "1 shape recorded, 4 of 5 steps replayed" in there.stdout) and "none: they are turned off" in off.stdout
+    check(f"gpt: {what}: steps that are replayed end with the bits of those that are not", saved(a) == saved(b) != [] and losses(a) == losses(b) and said,
+          there.stdout + off.stdout + off.stderr)
+
+
 with tempfile.TemporaryDirectory() as folder:
     os.environ["TMPDIR"] = folder
     d = pathlib.Path(folder)
@@ -112,9 +120,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     here, there = ranks("cpu", "ranks-cpu"), ranks("cuda", "ranks-cuda")
     check("gpt: two ranks on devices: losses of two ranks on the CPU", here.returncode == there.returncode == 0 and close(losses(d / "ranks-cpu"), losses(d / "ranks-cuda")), here.stderr + there.stderr)
-    off = ranks("cuda", "ranks-off", "--no-graph")
-    check("gpt: two ranks: steps that are replayed end with the bits of those that are not", saved(d / "ranks-cuda") == saved(d / "ranks-off") != [] and losses(d / "ranks-cuda") == losses(d / "ranks-off")
-          and (not simulated or "1 shape recorded, 4 of 5 steps replayed" in there.stdout) and "none: they are turned off" in off.stdout, there.stdout + off.stdout + off.stderr)
+    check_replayed("two ranks", "ranks-cuda", there, ranks("cuda", "ranks-cuda-off", "--no-graph"))
     for stage, *more in ((1,), (2,), (3,), (3, "--offload", "cpu")):
         name = f"zero{stage}{'-offload' if more else ''}"
         zero = ranks("cuda", name, "--plan", f"zero{stage}", *more)
@@ -137,9 +143,7 @@ with tempfile.TemporaryDirectory() as folder:
         here, there = (ranks(device, f"{name}-{device}", "--plan", plan, *more) for device in devices)
         check(f"gpt: {name} on devices", here.returncode == there.returncode == 0 and close(losses(d / f"{name}-cpu"), losses(d / f"{name}-cuda")), here.stderr + there.stderr)
         if plan == "cp2" or (plan in ("pp2", "tp2") and not more):
-            off = ranks("cuda", f"{name}-off", "--plan", plan, *more, "--no-graph")
-            check(f"gpt: {name}: steps that are replayed end with the bits of those that are not", saved(d / f"{name}-cuda") == saved(d / f"{name}-off") != [] and losses(d / f"{name}-cuda") == losses(d / f"{name}-off")
-                  and (not simulated or "1 shape recorded, 4 of 5 steps replayed" in there.stdout) and "none: they are turned off" in off.stdout, there.stdout + off.stdout + off.stderr)
+            check_replayed(name, f"{name}-cuda", there, ranks("cuda", f"{name}-cuda-off", "--plan", plan, *more, "--no-graph"))
     if simulated:
         shared = ranks("cuda", "ranks-shared", LOCKSTEP_FAKE_CUDA_DEVICES="1")
         check("gpt: two ranks on one device go through the host, and say so once", shared.returncode == 0 and shared.stderr.count("share the device at 0000:01:00.0") == 1 and close(losses(d / "ranks-cpu"), losses(d / "ranks-shared")),

@@ -1,6 +1,7 @@
 // Attention, its gradient and rotary embedding on the device against the CPU.
 #include "tensor/block_layout.h"
 #include "tests/cuda/against_cpu.h"
+#include "tests/environment.h"
 #if defined(SIMT_CPU)
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/tile_map.h"
@@ -124,15 +125,14 @@ TEST_CASE("cuda: attention and its gradient") {
 }
 
 TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
-  const char* const name = "LOCKSTEP_WGMMA";
-  const std::string before = std::getenv(name) ? std::getenv(name) : "";
-  for (const Case& c : hopper_cases) {
+  const ::testing::EnvironmentVariable restored("LOCKSTEP_WGMMA", "1");
+  for (const Case& c : hopper_cases)
     for (const DType dtype : {f16, bf16}) {
       Call call(c, dtype);
-      setenv(name, "1", 1);
+      setenv("LOCKSTEP_WGMMA", "1", 1);
       call.compare();
       const Arguments own = call.on_device();
-      setenv(name, "0", 1);
+      setenv("LOCKSTEP_WGMMA", "0", 1);
       const Arguments other = call.on_device();
       bool differs = false;
       for (size_t i = 0; i < own.size(); ++i) {
@@ -144,8 +144,6 @@ TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
         CHECK_MESSAGE(differs, call.what << ": expected two kernels, and so other last bits");
 #endif
     }
-  }
-  setenv(name, before.c_str(), 1);  // an empty variable counts as unset
 }
 
 #if defined(SIMT_CPU)
@@ -226,8 +224,8 @@ TEST_CASE("cuda: rotary, of any rows") {
   for (const auto& [shape, transposed] :
        {Rows{{1, 2}, false}, Rows{{0, 4}, false}, Rows{{5, 0}, false}, Rows{{3, 31, 6}, false},
         Rows{{2, 3, 33, 64}, true}, Rows{{2, 5, 7, 8}, true}, Rows{{2, 8, 5, 32}, true}, Rows{{2, 6, 5, 32}, true},
-        Rows{{2, 2, 3, 17, 16}, false}}) {
-    for (const DType dtype : {f32, f64, f16, bf16}) {
+        Rows{{2, 2, 3, 17, 16}, false}})
+    for (const DType dtype : {f32, f64, f16, bf16})
       for (const DType of_table : {dtype, f32}) {
         if (dtype == f64 && of_table != f64) continue;
         const int64_t tokens = shape[shape.rank() - 2], half = shape.back() / 2;
@@ -239,6 +237,4 @@ TEST_CASE("cuda: rotary, of any rows") {
           check_kernel({str("rotary ", dtype, " ", shape)}, kernels::rotary, x, cosine, sine, inverse,
                        Out{random_tensor(shape, dtype)});
       }
-    }
-  }
 }

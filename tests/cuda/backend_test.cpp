@@ -7,6 +7,7 @@
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/messages.h"
 #if defined(SIMT_CPU)
 #include <cuda_runtime_api.h>
@@ -16,18 +17,13 @@
 
 using namespace lockstep;
 
-namespace {
-const Device cuda0{Device::Type::cuda, 0}, cuda1{Device::Type::cuda, 1};
-}
-
 TEST_CASE("cuda: tensors go to the device and come back, of every dtype and any strides") {
-  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     for (const int64_t n : {0, 1, 31, 33, 1000, 4099}) {
       const Tensor x = arange(n).to(dtype), there = x.to(cuda0);
       CHECK(there.device() == cuda0);
       CHECK(equal(there.to(cpu), x));
     }
-  }
   const Tensor x = arange(0, 24, 1, {.dtype = f32}).view({2, 3, 4}), y = x.to(cuda0).permute({2, 0, 1});
   CHECK(equal(y.to(cpu), x.permute({2, 0, 1})));
   CHECK(equal(y.clone().to(cpu), x.permute({2, 0, 1})));
@@ -38,8 +34,8 @@ TEST_CASE("cuda: tensors go to the device and come back, of every dtype and any 
 
 TEST_CASE("cuda: a stream waits for an event of another") {
   const Stream side(cuda0);
-  const Tensor x = full({1000}, 1, {.dtype = f32, .device = cuda0});
-  Tensor y = empty({1000}, {.dtype = f32, .device = cuda0});
+  const Tensor x = full({1000}, 1, there);
+  Tensor y = empty({1000}, there);
   Event ready(cuda0), finished(cuda0);
   ready.record();
   {
@@ -79,7 +75,7 @@ TEST_CASE("cuda: copies between devices go past the host where the machine can")
 TEST_CASE("cuda: the ledger counts the device's memory") {
   const int64_t before = memory_report(cuda0).total.current, on_cpu = memory_report().total.current;
   {
-    const Tensor x = empty({1000}, {.dtype = f32, .device = cuda0});
+    const Tensor x = empty({1000}, there);
     CHECK(memory_report(cuda0).total.current == before + 4000);
     CHECK(memory_report().total.current == on_cpu);
   }

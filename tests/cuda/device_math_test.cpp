@@ -9,7 +9,7 @@ using namespace lockstep::testing;
 
 namespace {
 
-struct Row {
+struct ExactFunction {
   const char* name;
   PointwiseOp op;
   double (*exact)(double);
@@ -18,7 +18,7 @@ struct Row {
 double share_below(double x) { return 0.5 * std::erfc(-x * std::sqrt(0.5)); }
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
 
-const Row rows[] = {
+const ExactFunction exact_functions[] = {
     {"exp", PointwiseOp::exp, std::exp},
     {"tanh", PointwiseOp::tanh, std::tanh},
     {"sigmoid", PointwiseOp::sigmoid, sigmoid_of},
@@ -31,7 +31,7 @@ const Row rows[] = {
 };
 
 /// The worst error in units of the last place, over all finite numbers of type T with `bits` bits behind the point.
-template <class T> double worst_error(const Row& row, DType dtype, int bits, double largest, double least) {
+template <class T> double worst_error(const ExactFunction& row, DType dtype, int bits, double largest, double least) {
   std::vector<float> all;
   for (int i = 0; i < 1 << 16; ++i) {
     const float x = float(std::bit_cast<T>(uint16_t(i)));
@@ -53,8 +53,8 @@ template <class T> double worst_error(const Row& row, DType dtype, int bits, dou
 
 }  // namespace
 
-TEST_CASE("cuda: activations of every 16-bit number are within 2^-16 of the exact result, before it is rounded") {
-  for (const Row& row : rows) {
+TEST_CASE("cuda: exact_functions of every 16-bit number are within 2^-16 of the exact result, before it is rounded") {
+  for (const ExactFunction& row : exact_functions) {
     CAPTURE(std::string(row.name));
     CHECK(worst_error<Half>(row, f16, 10, 65504, 0x1p-24) <= 0.5 + 0x1p-16 * 0x1p11);
     // Results below 2^-119 may become 0, as subnormal numbers in f32 do in between.

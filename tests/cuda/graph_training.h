@@ -23,6 +23,7 @@
 #include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
+#include "tests/cuda/device.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #if defined(SIMT_CPU)
@@ -87,7 +88,7 @@ struct Result {
 };
 
 /// Trains the plan's model on this rank's `device`.
-inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type::cuda, 0}) {
+inline Result train(const Plan& plan, bool graphs, Device device = cuda0) {
   Result result;
   manual_seed(4);
   auto gpt = std::make_shared<nn::GPT>(plan.model);

@@ -12,13 +12,13 @@
 #include "tensor/padded.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/cudasim/fake.h"
 
 using namespace lockstep;
 
 namespace {
 
-const Device gpu{Device::Type::cuda, 0};
 constexpr int64_t tokens = 8, width = 16;
 
 using Counts = std::map<int64_t, int64_t>;
@@ -29,10 +29,10 @@ struct Heads {
     manual_seed(uint64_t(vocab));
     for (nn::Head* head : {&here, &there}) *head = nn::Head({.num = vocab, .dim = width});
     there.load_state(here.state());
-    here.to(dtype), there.to(dtype).to(gpu);
+    here.to(dtype), there.to(dtype).to(cuda0);
     const Tensor values = randn({rows, width}).to(dtype);
-    target = randint(0, vocab, {rows}, {.dtype = i64, .device = cpu}), target_there = target.to(gpu);
-    x = Variable(values, true), x_there = Variable(values.to(gpu), true);
+    target = randint(0, vocab, {rows}, {.dtype = i64, .device = cpu}), target_there = target.to(cuda0);
+    x = Variable(values, true), x_there = Variable(values.to(cuda0), true);
   }
   nn::Head here{{.num = 1, .dim = width}}, there{{.num = 1, .dim = width}};
   Tensor target, target_there;
@@ -73,7 +73,7 @@ TEST_CASE("cuda head: products of any vocabulary are aligned, and nothing copies
         CHECK(launches == unpadded.emplace(std::pair(dtype, unpadded_case++), launches).first->second);
         if (!got.empty()) check_close(got, expected, dtype == f32 ? f32 : bf16);
       };
-      synchronize(gpu);
+      synchronize(cuda0);
       fake::take_alignments(), fake::take_launches();
 
       check(three(h.there(h.x_there, h.target_there), h.x_there, h.there), 3);
@@ -102,17 +102,17 @@ TEST_CASE("cuda head: products of any vocabulary are aligned, and nothing copies
 }
 
 TEST_CASE("cuda head: one chunk if scores take at most a sixteenth of the device's memory") {
-  const int64_t before = memory_limit(gpu), memory = memory_size(gpu);
+  const int64_t before = memory_limit(cuda0), memory = memory_size(cuda0);
   REQUIRE(memory > 0);
-  CHECK(linear_cross_entropy_rows(65, gpu, bf16) == memory / 16 / (128 * 2) / 16 * 16);
-  CHECK(linear_cross_entropy_rows(65, gpu, f32) == memory / 16 / (128 * 4) / 16 * 16);
-  CHECK(linear_cross_entropy_rows(int64_t(1) << 40, gpu, bf16) == 512);
+  CHECK(linear_cross_entropy_rows(65, cuda0, bf16) == memory / 16 / (128 * 2) / 16 * 16);
+  CHECK(linear_cross_entropy_rows(65, cuda0, f32) == memory / 16 / (128 * 4) / 16 * 16);
+  CHECK(linear_cross_entropy_rows(int64_t(1) << 40, cuda0, bf16) == 512);
 
   constexpr int64_t rows = 2100;
   Heads h(65, bf16, rows);
   const std::vector<Tensor> expected = three(h.here(h.x, h.target), h.x, h.here);
   const auto products = [&] {
-    synchronize(gpu);
+    synchronize(cuda0);
     fake::take_alignments(), fake::take_launches();
     check_close(three(h.there(h.x_there, h.target_there), h.x_there, h.there), expected, bf16);
     const auto launches = fake::take_launches();
@@ -121,10 +121,10 @@ TEST_CASE("cuda head: one chunk if scores take at most a sixteenth of the device
     return launches.at("matmul");
   };
   CHECK(products() == 3);
-  set_memory_limit(gpu, 4 << 20);
-  CHECK(linear_cross_entropy_rows(65, gpu, bf16) == 1024);
+  set_memory_limit(cuda0, 4 << 20);
+  CHECK(linear_cross_entropy_rows(65, cuda0, bf16) == 1024);
   CHECK(products() == 9);
-  set_memory_limit(gpu, before);
+  set_memory_limit(cuda0, before);
   h.there.rows_at_once = 1100;
   CHECK(products() == 6);
 }

@@ -6,8 +6,6 @@ using namespace lockstep::testing;
 
 namespace {
 
-constexpr DType floats[] = {f32, f64, f16, bf16};
-
 Tensor images(const Shape& s, DType dtype, uint32_t seed, bool last) {
   return last ? random_tensor({s[0], s[2], s[3], s[1]}, dtype, seed).permute({0, 3, 1, 2})
               : random_tensor(s, dtype, seed);
@@ -40,7 +38,7 @@ TEST_CASE("cuda: convolution and its gradients") {
     Shape ys{xs[0], ws[0]};
     for (int d = 0; d < 2; ++d)
       ys.push_back(outputs(xs[d + 2], ws[d + 2], args.stride[d], args.padding[d], args.dilation[d]));
-    for (const DType dtype : floats) {
+    for (const DType dtype : float_dtypes)
       for (const bool last : {false, true}) {
         const Tensor x = images(xs, dtype, 1, last), w = random_tensor(ws, dtype, 2),
                      bias = random_tensor({ws[0]}, dtype, 3), g = images(ys, dtype, 4, last);
@@ -53,7 +51,6 @@ TEST_CASE("cuda: convolution and its gradients") {
           check_kernel({what + " gradient of weight", bound}, kernels::conv2d_grad_weight, g, x, args, Out{w},
                        Out{biased ? bias : Tensor()});
       }
-    }
   }
 }
 
@@ -70,7 +67,7 @@ TEST_CASE("cuda: max pooling and its gradient") {
       {{2, 5, 31, 33}, {.kernel = {3, 2}, .stride = {1, 3}, .padding = {0, 1}, .ceil_mode = true}},
       {{1, 4, 12, 5}, {.kernel = {4, 5}, .stride = {3, 5}, .padding = {2, 2}, .ceil_mode = true}},
   };
-  for (const auto& [xs, plain] : cases) {
+  for (const auto& [xs, plain] : cases)
     for (const bool dilated : {false, true}) {
       PoolArgs args = plain;
       if (dilated) args.dilation = {2, 1};
@@ -79,7 +76,7 @@ TEST_CASE("cuda: max pooling and its gradient") {
       for (int d = 0; d < 2; ++d)
         ys.push_back(
             outputs(xs[d + 2], args.kernel[d], args.stride[d], args.padding[d], args.dilation[d], args.ceil_mode));
-      for (const DType dtype : floats) {
+      for (const DType dtype : float_dtypes)
         for (const bool last : {false, true}) {
           Tensor x = images(xs, dtype, 1, last), g = images(ys, dtype, 2, last), places = images(ys, i32, 3, last);
           if (x.numel() > 20)
@@ -91,7 +88,5 @@ TEST_CASE("cuda: max pooling and its gradient") {
           kernels::max_pool2d(cpu, x, args, y, places);
           check_kernel({"max " + what + " gradient"}, kernels::max_pool2d_grad, g, places, Out{x});
         }
-      }
     }
-  }
 }

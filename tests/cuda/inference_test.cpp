@@ -9,6 +9,7 @@
 #include "tensor/batch_invariant.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #if defined(SIMT_CPU)
 #include "tests/cudasim/fake.h"
 #endif
@@ -17,8 +18,6 @@ using namespace lockstep;
 using namespace lockstep::nn;
 
 namespace {
-
-const Device cuda0{Device::Type::cuda, 0};
 
 /// Random numbers around 0 on the device.
 Tensor noise(const Shape& shape, DType dtype, uint64_t seed) {
@@ -88,7 +87,7 @@ TEST_CASE("batch-invariant products: a row has the same bits beside any other ro
 #if defined(SIMT_CPU)
 TEST_CASE("plans: cuBLASLt is asked once for each shape, though every forward has new threads") {
   Sequential net(Linear({.in = 24, .out = 40}), GELU(), Linear({.in = 40, .out = 8}));
-  const std::vector<Device> devices{cuda0, {Device::Type::cuda, 1}};
+  const std::vector<Device> devices{cuda0, cuda1};
   net.to(cuda0);
   const auto make = [] { return Sequential(Linear({.in = 24, .out = 40}), GELU(), Linear({.in = 40, .out = 8})); };
   parallel::DataParallel<Sequential> model(net, make, {.devices = devices});

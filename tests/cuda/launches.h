@@ -6,13 +6,12 @@
 #include "nn/models/gpt.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
+#include "tests/cuda/device.h"
 #include "tests/cudasim/fake.h"
 
 namespace testing {
 
 using namespace lockstep;
-
-inline const Device cuda0{Device::Type::cuda, 0};
 
 using Launches = std::map<std::string, int64_t>;
 

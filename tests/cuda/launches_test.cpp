@@ -26,7 +26,7 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
       {"GPT-2 without biases", {.bias = false}, 20},
       {"Llama", llama(), 27},
   };
-  for (const Row& row : rows) {
+  for (const Row& row : rows)
     for (const DType dtype : {f32, bf16}) {
       Launches at[2];
       for (const int64_t layers : {2, 4}) at[layers / 2 - 1] = launches_of_step(sized(row.options, layers), dtype);
@@ -39,7 +39,6 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
       CHECK(beside + of_optimizer <= 40);
       CHECK(four + of_optimizer <= std::max<int64_t>(24, row.by_layer) * 4 + 40);
     }
-  }
 }
 
 TEST_CASE("launches: a norm sums the gradient of a bias, if its gradient is what the layer gets") {
@@ -59,7 +58,7 @@ TEST_CASE("launches: a norm sums the gradient of a bias, if its gradient is what
     synchronize(cuda0);
     return fake::take_launches();
   };
-  for (const double p : {0., 0.3}) {
+  for (const double p : {0., 0.3})
     for (const bool after_linear : {true, false}) {
       const Launches plain = launched(false, p, after_linear), hooked = launched(true, p, after_linear);
       INFO(text_of(plain));
@@ -69,5 +68,4 @@ TEST_CASE("launches: a norm sums the gradient of a bias, if its gradient is what
       CHECK(!plain.contains("dropout"));
       CHECK(plain.contains("memset") == false);
     }
-  }
 }

@@ -4,10 +4,7 @@
 #include <doctest/doctest.h>
 #include <nccl.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
+#include <cstdio>
 
 #include "dist/native_group.h"
 #include "tensor/ops.h"
@@ -24,22 +21,20 @@ namespace {
 Tensor ones_on(int rank, int64_t n = 8, DType dtype = f32) {
   return full({n}, 1, {.dtype = dtype, .device = device_of(rank)});
 }
-void warm_up(int rank) {  // past the first 100 calls, which are all compared among ranks
-  for (int i = 0; i < 101; ++i) world().all_reduce(ones_on(rank, 3)).synchronize();
-}
 void until_failed() {
   until([] { return world().control().failed(); });
   world().barrier();  // throws the error
 }
 
+/// Checks that the flight records of both ranks contain a text.
+void check_flights(const TempDir& folder, const std::string& text) {
+  for (const char* name : {"flight-0.json", "flight-1.json"}) CHECK_MESSAGE(contains(folder.read(name), text), name);
+}
+
 }  // namespace
 
 TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of them, with both sides named") {
-  struct Row {
-    std::string expected;
-    std::function<void(ProcessGroup&, int)> call;
-  };
-  const Row rows[] = {
+  const std::pair<std::string, std::function<void(ProcessGroup&, int)>> rows[] = {
       {"calls all_reduce f32 x 8 sum, tag w1; rank 2 calls all_reduce f32 x 9 sum, tag w1",
        [](auto& g, int r) { g.all_reduce(ones_on(r, r == 2 ? 9 : 8), {.tag = "w1"}); }},
       {"sum by automatic; rank 2 calls all_reduce f32 x 8 sum by direct",
@@ -65,17 +60,17 @@ TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of t
   };
   for (const bool later : {false, true}) {
     const EnvironmentVariable debug("LOCKSTEP_NCCL_DEBUG", later ? "1" : "0");
-    for (const Row& row : rows) {
-      const auto texts = outcomes(3, [&](int rank) {
-        if (later) warm_up(rank);
-        row.call(world(), rank);
+    for (const auto& [expected, call] : rows) {
+      const auto texts = outcomes(3, [&, &call = call](int rank) {
+        if (later) pass_compared_calls(device_of(rank));
+        call(world(), rank);
         world().barrier();
         if (rank != 2) until_failed();
       });
       CAPTURE(later);
       CAPTURE(texts[0]);
-      CAPTURE(row.expected);
-      CHECK(contains(texts[0], row.expected));
+      CAPTURE(expected);
+      CHECK(contains(texts[0], expected));
       CHECK(contains(texts[0], "ranks disagree in group world"));
       for (const std::string& text : texts) CHECK(text == texts[0]);
     }
@@ -84,12 +79,11 @@ TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of t
 
 TEST_CASE(
     "nccl 51: an error of NCCL reaches all ranks with the call, ends what is under way, and nobody sees its results") {
-  const std::string folder = (std::filesystem::temp_directory_path() / "nccl-flight").string();
-  std::filesystem::create_directory(folder);
-  const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.c_str());
+  const TempDir folder;
+  const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.str());
   std::vector<std::string> read(2);
   const auto texts = outcomes(2, [&](int rank) {
-    warm_up(rank);
+    pass_compared_calls(device_of(rank));
     world().barrier();
     if (rank == 0) fake::inject_nccl_error(ncclInternalError);
     world().barrier();
@@ -98,12 +92,7 @@ TEST_CASE(
     if (rank == 0) {
       // The call itself may already report the failure.
       read[0] = message([&] { world().all_reduce(x, {.tag = "w7", .async = true}).synchronize(); });
-      read[1] = message([&] {
-        until([&] {
-          (void)x.to_vector<float>();
-          return false;
-        });
-      });
+      read[1] = message([&] { until([&] { return x.to_vector<float>().empty(); }); });
     }
     world().barrier();
   });
@@ -111,26 +100,19 @@ TEST_CASE(
   CAPTURE(texts[0]);
   CHECK(contains(texts[0], "(all_reduce f32 x 8, tag w7) failed in group world: internal error"));
   CHECK(contains(texts[0], "[rank 0] [nccl] call 104"));
-  CHECK(texts[1] == texts[0]);
-  CHECK(read[0] == texts[0]);
-  CHECK(read[1] == texts[0]);
-  for (const char* name : {"/flight-0.json", "/flight-1.json"}) {
-    std::stringstream text;
-    text << std::ifstream(folder + name).rdbuf();
-    CHECK(contains(text.str(), "(all_reduce f32 x 8, tag w7) failed"));
-  }
-  std::filesystem::remove_all(folder);
+  for (const std::string& text : {texts[1], read[0], read[1]}) CHECK(text == texts[0]);
+  check_flights(folder, "(all_reduce f32 x 8, tag w7) failed");
 }
 
 TEST_CASE(
     "nccl 51: a kernel that faults while a collective runs fails the job, with a record and advice, over processes") {
   const TempDir folder;
-  const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.str().c_str());
+  const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.str());
   const std::string text = message([&] {
     spawn(2,
           [](int rank) {
             fake::set_policy(fake::Policy::lazy);  // the kernel runs, and faults, when the watchdog asks
-            warm_up(rank);
+            pass_compared_calls(device_of(rank));
             world().barrier();
             if (rank == 1) until_failed();  // never makes the call, so that rank 0's watchdog asks whether it is done
             const Tensor x = ones_on(rank);
@@ -144,11 +126,7 @@ TEST_CASE(
   CAPTURE(text);
   CHECK(contains(text, "[rank 0] [event] cuda: cudaErrorIllegalAddress"));  // found by the watchdog
   CHECK(contains(text, "restart it from its last checkpoint"));
-  for (const char* name : {"/flight-0.json", "/flight-1.json"}) {
-    std::stringstream said;
-    said << std::ifstream(folder.str() + name).rdbuf();
-    CHECK_MESSAGE(contains(said.str(), "cudaErrorIllegalAddress"), name);
-  }
+  check_flights(folder, "cudaErrorIllegalAddress");
 }
 
 TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever waits for it") {
@@ -156,7 +134,7 @@ TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever
   const auto texts = outcomes(
       3,
       [](int rank) {
-        warm_up(rank);
+        pass_compared_calls(device_of(rank));
         if (rank == 1) until_failed();
         const Tensor x = ones_on(rank);
         world().all_reduce(x, {.tag = "g"});
@@ -173,14 +151,14 @@ TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever
 
 TEST_CASE("nccl 51: a rank that throws, leaves, or does not come to the first call") {
   const auto thrown = outcomes(2, [](int rank) {
-    warm_up(rank);
+    pass_compared_calls(device_of(rank));
     if (rank == 1) throw Error("the batch is empty");
     Work work = world().all_reduce(ones_on(rank), {.async = true});
     work.synchronize();
   });
   CHECK(contains(thrown[0], "the batch is empty"));
   const auto left = outcomes(2, [](int rank) {
-    warm_up(rank);
+    pass_compared_calls(device_of(rank));
     if (rank == 0) world().all_reduce(ones_on(rank), {.tag = "more"}).synchronize();
   });
   CHECK(left[0] ==
@@ -213,23 +191,21 @@ TEST_CASE("nccl 13: two ranks that receive from each other") {
 
 TEST_CASE("nccl 52: if an abort hangs, the process ends and names the call") {
   const EnvironmentVariable limit("LOCKSTEP_NCCL_ABORT_TIMEOUT", "1");
-  const std::string file = (std::filesystem::temp_directory_path() / "nccl-stderr").string();
+  const TempDir folder;
   const std::string text = message([&] {
     spawn(2,
           [&](int rank) {
-            warm_up(rank);
+            pass_compared_calls(device_of(rank));
             if (rank == 1) until([] { return false; });  // never learns of the failure; spawn() kills it
-            REQUIRE(std::freopen(file.c_str(), "w", stderr));
+            REQUIRE(std::freopen((folder / "stderr").c_str(), "w", stderr));
             fake::hang_nccl_abort(true);
             world().all_reduce(ones_on(rank)).synchronize();
           },
           {.kind = SpawnOptions::Kind::processes, .timeout = Seconds(1), .heartbeat = Seconds(0.2)});
   });
-  std::stringstream said;
-  said << std::ifstream(file).rdbuf();
-  std::filesystem::remove(file);
-  CAPTURE(said.str());
+  const std::string said = folder.read("stderr");
+  CAPTURE(said);
   CHECK(contains(text, "waited 1 s in group world for call 102"));
-  CHECK(contains(said.str(), "[lockstep] ncclCommAbort of group world has not returned for 1 s: ending this process"));
-  CHECK(contains(said.str(), "[0x"));  // a stack trace
+  CHECK(contains(said, "[lockstep] ncclCommAbort of group world has not returned for 1 s: ending this process"));
+  CHECK(contains(said, "[0x"));  // a stack trace
 }

@@ -7,6 +7,7 @@
 #include "tensor/graph.h"
 #include "tests/cuda/graph_training.h"
 #include "tests/cuda/nccl_util.h"
+#include "tests/models.h"
 #include "tests/ranks.h"
 
 using namespace lockstep;
@@ -45,17 +46,31 @@ Plan small(Plan plan) {
 
 /// ThreadSanitizer is slow: at most two ranks, and no plan that needs more.
 constexpr int max_ranks = thread_sanitized ? 2 : 8;
-bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > max_ranks; }
+
+struct Row {
+  const char* name;
+  Plan plan;
+  int ranks = 2, shapes = 1;
+};
+/// Checks that every step is replayed but the first one of each shape, with the bits of eager steps.
+void check_replayed_rows(const std::vector<Row>& rows, Plan (*adapted)(Plan)) {
+  for (const Row& row : rows) {
+    if (*row.plan.parallel && row.ranks > max_ranks) continue;
+    CAPTURE(row.name);
+    Plan plan = adapted(row.plan);
+    plan.steps = 4;
+    const Results r = both_ways(std::min(row.ranks, max_ranks), [&](int) { return plan; });
+    CHECK(r[0].graphs ==
+          (row.shapes == 1 ? "1 shape recorded, 3 of 4 steps replayed" : "2 shapes recorded, 2 of 4 steps replayed"));
+    CHECK(r[0].said.empty());
+    CHECK(r[0].losses.front() != r[0].losses.back());
+  }
+}
 
 }  // namespace
 
 TEST_CASE("nccl graphs: recorded steps of several ranks are bit-identical to steps that are not recorded") {
-  struct Row {
-    const char* name;
-    Plan plan;
-    int ranks = 2;
-  };
-  const Row rows[] = {
+  const std::vector<Row> rows{
       {"plain", {}, 4},
       {"clipped", {.clipping = 0.3}},
       {"accumulation", {.accumulation = 3}},
@@ -95,41 +110,28 @@ TEST_CASE("nccl graphs: recorded steps of several ranks are bit-identical to ste
       {"stages of shared sequences", {.accumulation = 2, .clipping = 0.3, .parallel = "pp2+cp2"}, 4},
       {"stages in a V", {.accumulation = 4, .parallel = "pp2", .schedule = "dualpipe-v"}},
   };
-  for (const Row& row : rows) {
-    if (too_many(row)) continue;
-    CAPTURE(row.name);
-    Plan plan = small(row.plan);
-    plan.steps = 4;
-    const Results r = both_ways(std::min(row.ranks, max_ranks), [&](int) { return plan; });
-    CHECK(r[0].graphs == "1 shape recorded, 3 of 4 steps replayed");
-    CHECK(r[0].said.empty());
-    CHECK(r[0].losses.front() != r[0].losses.back());
-  }
+  check_replayed_rows(rows, small);
 }
 
 TEST_CASE("nccl graphs: steps of ranks that share sequences") {
   using sequence::ContextKind, sequence::TokenOrder;
   const sequence::ContextOptions ulysses{ContextKind::ulysses}, contiguous{ContextKind::ring, TokenOrder::contiguous};
-  nn::GPT::Options llama{.vocab = 17, .context = 12, .layers = 1, .width = 16, .heads = 4, .kv_heads = 2};
-  llama.norm = nn::Norm::rms, llama.feed_forward = nn::FeedForward::swiglu, llama.rope = nn::Rope{};
-  llama.tied = llama.bias = false, llama.dropout = 0.1;
+  const nn::GPT::Options llama =
+      as_llama({.vocab = 17, .context = 12, .layers = 1, .width = 16, .heads = 4, .dropout = 0.1});
   nn::GPT::Options three = Plan().model;
   three.context = 12, three.heads = 3, three.width = 12;
   nn::GPT::Options longer = Plan().model;
   longer.context = 16;
-  struct Row {
-    const char* name;
-    Plan plan;
-    int ranks = 2;
-  };
-  const Row rows[] = {
+  const std::vector<Row> rows{
       {"ring, dp, clipped", {.clipping = 0.3, .parallel = "dp2+cp2"}, 4},
       {"ring, accumulation, ZeRO 3", {.accumulation = 2, .stage = 3, .parallel = "cp2"}},
       {"ring of three, ZeRO 1", {.stage = 1, .model = three, .lengths = {12}, .parallel = "cp3"}, 3},
       {"ring, contiguous, of three", {.model = three, .lengths = {12}, .parallel = "cp3", .context = contiguous}, 3},
       {"ring, Llama, bf16, ZeRO 2", {.stage = 2, .model = llama, .autocast = bf16, .parallel = "cp2"}},
       {"ring, f16, GradScaler, two shapes",
-       {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .parallel = "cp2"}},
+       {.lengths = {8, 8, 4, 4}, .autocast = f16, .grad_scaler = true, .parallel = "cp2"},
+       2,
+       2},
       {"ring, activation checkpoints, tokens", {.tokens = true, .checkpoints = true, .parallel = "cp2"}},
       {"ring, fp8, ZeRO 3", {.stage = 3, .model = longer, .lengths = {16}, .fp8 = true, .parallel = "cp2"}},
       {"Ulysses, fp8, accumulation",
@@ -141,19 +143,10 @@ TEST_CASE("nccl graphs: steps of ranks that share sequences") {
       {"Ulysses, Llama, bf16, ZeRO 1",
        {.stage = 1, .model = llama, .autocast = bf16, .parallel = "cp2", .context = ulysses}},
   };
-  for (const Row& row : rows) {
-    if (too_many(row)) continue;
-    CAPTURE(row.name);
-    Plan plan = row.plan;
-    plan.model.layers = 1, plan.bucket = 300, plan.steps = 4;
-    const Results r = both_ways(row.ranks, [&](int) { return plan; });
-    const bool two = plan.lengths.size() > 1;
-    CHECK_MESSAGE(
-        r[0].graphs == (two ? "2 shapes recorded, 2 of 4 steps replayed" : "1 shape recorded, 3 of 4 steps replayed"),
-        r[0].graphs);
-    CHECK(r[0].said.empty());
-    CHECK(r[0].losses.front() != r[0].losses.back());
-  }
+  check_replayed_rows(rows, [](Plan plan) {
+    plan.model.layers = 1, plan.bucket = 300;
+    return plan;
+  });
 }
 
 TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of the CPU's") {
@@ -176,22 +169,18 @@ TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of
 }
 
 TEST_CASE("nccl graphs: f16 with skipped steps, and the rank and parameter of the overflow") {
-  struct Row {
-    int ranks;
-    Plan plan;
-  };
-  const Row rows[] = {{2, {}},
-                      {2, {.accumulation = 2, .stage = 1}},
-                      {2, {.stage = 2}},
-                      {3, {.accumulation = 2, .stage = 3}},
-                      {2, {.parallel = "tp2"}},
-                      {4, {.accumulation = 2, .stage = 1, .parallel = "dp2+tp2"}},
-                      {2, {.accumulation = 2, .parallel = "pp2"}},
-                      {2, {.parallel = "cp2"}},
-                      {2, {.accumulation = 2, .stage = 3, .parallel = "cp2"}}};
+  const Row rows[] = {{"plain", {}},
+                      {"ZeRO 1", {.accumulation = 2, .stage = 1}},
+                      {"ZeRO 2", {.stage = 2}},
+                      {"ZeRO 3", {.accumulation = 2, .stage = 3}, 3},
+                      {"slices", {.parallel = "tp2"}},
+                      {"slices, ZeRO 1", {.accumulation = 2, .stage = 1, .parallel = "dp2+tp2"}, 4},
+                      {"stages", {.accumulation = 2, .parallel = "pp2"}},
+                      {"ring", {.parallel = "cp2"}},
+                      {"ring, ZeRO 3", {.accumulation = 2, .stage = 3, .parallel = "cp2"}}};
   for (const Row& row : rows) {
     if (thread_sanitized && (&row - rows) % 2 == 1) continue;  // each takes two minutes
-    CAPTURE(&row - rows);
+    CAPTURE(row.name);
     Plan plan = small(row.plan);
     plan.steps = 10, plan.half = true;
     const Results r = both_ways(row.ranks, [&](int) { return plan; });
@@ -223,25 +212,18 @@ TEST_CASE("nccl graphs: ranks whose data have other shapes, and one that has ano
 }
 
 TEST_CASE("nccl graphs: a step that one rank cannot replay runs without graphs on all ranks, and all give the reason") {
-  struct Row {
-    const char* reason;
-    PlanOf plan;
+  const auto looks_at_loss = [](bool looks) {
+    return on_loss([looks](const Variable& loss) {
+      if (looks) loss.item();
+    });
   };
-  const Row rows[] = {
+  const auto hooks = [](nn::GPT& m) { m.blocks[0].after_forward([](auto&&...) {}); };
+  const std::pair<const char*, PlanOf> rows[] = {
       {"none: rank 1: calls of blocks.0 have hooks",
-       [](int rank) {
-         Plan plan;
-         if (rank == 1) plan.prepare = [](nn::GPT& m) { m.blocks[0].after_forward([](auto&&...) {}); };
-         return plan;
-       }},
-      {"none: calls of blocks.0 have hooks",
-       [](int) { return Plan{.prepare = [](nn::GPT& m) { m.blocks[0].after_forward([](auto&&...) {}); }}; }},
+       [=](int rank) { return rank == 1 ? Plan{.prepare = hooks} : Plan(); }},
+      {"none: calls of blocks.0 have hooks", [=](int) { return Plan{.prepare = hooks}; }},
       {"none: a step cannot be recorded: rank 1: [copy] cuda",
-       [&](int rank) {
-         return Plan{.loss = on_loss([rank](const Variable& loss) {
-                       if (rank == 1) loss.item();
-                     })};
-       }},
+       [=](int rank) { return Plan{.loss = looks_at_loss(rank == 1)}; }},
       {"none: a step cannot be recorded: collective 1 of it is all_reduce f32 x 3, tag more on rank 0, all_reduce f32",
        [&](int rank) {
          return Plan{.loss = on_loss([rank](const Variable&) {
@@ -250,11 +232,7 @@ TEST_CASE("nccl graphs: a step that one rank cannot replay runs without graphs o
                      })};
        }},
       {"none: a step cannot be recorded: rank 1: [copy] cuda",
-       [&](int rank) {
-         return Plan{.stage = 3, .loss = on_loss([rank](const Variable& loss) {
-                                   if (rank == 1) loss.item();
-                                 })};
-       }},
+       [=](int rank) { return Plan{.stage = 3, .loss = looks_at_loss(rank == 1)}; }},
       {"none: rank 1: calls of norm have hooks",
        [](int rank) {
          Plan plan{.parallel = "pp2"};
@@ -262,12 +240,12 @@ TEST_CASE("nccl graphs: a step that one rank cannot replay runs without graphs o
          return plan;
        }},
       {"none: a step cannot be recorded: rank 1: [copy] cuda",
-       [&](int) { return Plan{.loss = on_loss([](const Variable& loss) { loss.item(); }), .parallel = "pp2"}; }},
+       [=](int) { return Plan{.loss = looks_at_loss(true), .parallel = "pp2"}; }},
   };
-  for (const Row& row : rows) {
-    CAPTURE(row.reason);
-    const Results r = both_ways(2, [&](int rank) { return small(row.plan(rank)); });
-    CHECK_MESSAGE(r[0].graphs.starts_with(row.reason), r[0].graphs);
+  for (const auto& [reason, plan] : rows) {
+    CAPTURE(reason);
+    const Results r = both_ways(2, [&, plan = plan](int rank) { return small(plan(rank)); });
+    CHECK_MESSAGE(r[0].graphs.starts_with(reason), r[0].graphs);
     CHECK(r[0].said.size() == 1);
   }
 }
@@ -407,8 +385,7 @@ namespace {
 /// A graph of two all-reduces.
 struct Recorded {
   explicit Recorded(int rank) : x(full({8}, 1, {.dtype = f32, .device = device_of(rank)})), graph(device_of(rank)) {
-    // Past the first 100 calls, which are all compared among ranks.
-    for (int i = 0; i < 101; ++i) world().all_reduce(x.clone()).synchronize();
+    pass_compared_calls(device_of(rank));
     graph.record([&] {
       world().all_reduce(x);
       world().all_reduce(x);

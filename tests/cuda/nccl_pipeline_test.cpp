@@ -82,9 +82,19 @@ std::vector<LayerSpec> linears(size_t count, int64_t wide, Device device) {
   const nn::Linear::Options options{.in = wide, .out = wide};
   return placed(std::vector<LayerSpec>(count, layer<nn::Linear>(options)), device);
 }
+/// Trains a step on x in every micro-batch.
+double train_on(PipelineEngine& engine, const Tensor& x) {
+  return engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+}
+Tensor ones_at(Device device, int64_t rows, int64_t wide) {
+  return full({rows, wide}, 1, {.dtype = f32, .device = device});
+}
 Variable mean_of(const Values& out, const std::vector<Tensor>&) { return mean(out[0]); }
 
 const SplitBy uniform = SplitBy::parse("uniform");
+const EngineOptions zb_h1{.micro_batches = 8, .schedule = ScheduleKind::zb_h1},
+    dualpipe_v{.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform},
+    interleaved{.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform};
 
 }  // namespace
 
@@ -92,24 +102,23 @@ TEST_CASE(
     "nccl pipeline: bit-identical to one device, for every schedule, by NCCL, by the host and with shared devices") {
   const Tensors one = train_stages({1, {.micro_batches = 8}, "auto"});
   const auto pairs = [](int rank) { return device_of(rank / 2); };
+  EngineOptions four_chunks = interleaved;
+  four_chunks.chunks = 4;
   std::vector<StagePlan> plans{
       {2, {.micro_batches = 8, .schedule = ScheduleKind::gpipe}},
       {2, {.micro_batches = 8}},
       {4, {.micro_batches = 8, .dynamic_shapes = true}},
-      {2, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform}},
-      {2, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .chunks = 4, .split = uniform}},
-      {4, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform}},
-      {2, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}},
-      {4, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}},
-      {2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}},
-      {4, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}},
+      {2, interleaved},
+      {2, four_chunks},
+      {4, interleaved},
+      {2, zb_h1},
+      {4, zb_h1},
+      {2, dualpipe_v},
+      {4, dualpipe_v},
       {2, {.micro_batches = 8, .split = uniform, .custom = chunk_by_chunk(2, 8, 2)}},
       {2, {.micro_batches = 8}, "native"},
-      {4, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}, "auto", pairs},
-      {2,
-       {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform},
-       "auto",
-       [](int) { return device_of(0); }},
+      {4, zb_h1, "auto", pairs},
+      {2, interleaved, "auto", [](int) { return device_of(0); }},
   };
   if (thread_sanitized) plans.resize(2);
   for (const StagePlan& plan : plans) {
@@ -124,8 +133,7 @@ TEST_CASE("nccl pipeline: the same bits whenever streams do their work, and behi
     CAPTURE(seed);
     const StreamPolicy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
     CHECK(differing(one, train_stages({4, {.micro_batches = 8}})) == "");
-    CHECK(differing(one, train_stages(
-                             {2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}})) == "");
+    CHECK(differing(one, train_stages({2, dualpipe_v})) == "");
   }
   const EnvironmentVariable exact("LOCKSTEP_NCCL_EXACT", "1");
   CHECK(differing(one, train_stages({4, {.stages = 2, .micro_batches = 4}})) == "");
@@ -141,9 +149,8 @@ TEST_CASE("nccl pipeline: the same bits when ranks no longer compare their messa
     CAPTURE(seed);
     const StreamPolicy policy(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
     CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}))) == "");
-    CHECK(differing(one, train_stages(of(4, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}))) == "");
-    CHECK(differing(one, train_stages(of(
-                             2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}))) == "");
+    CHECK(differing(one, train_stages(of(4, zb_h1))) == "");
+    CHECK(differing(one, train_stages(of(2, dualpipe_v))) == "");
   }
 }
 
@@ -155,14 +162,14 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
                                const Device device = device_of(rank);
                                PipelineEngine engine(linears(3, wide, device), {.micro_batches = micro_batches},
                                                      mean_of);
-                               const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
+                               const Tensor x = ones_at(device, rows, wide);
                                int64_t peak = 0;
                                // the first 100 messages are compared on the host
                                for (int sent = 0; sent < 3 * 128; sent += micro_batches) {
                                  synchronize(device);
                                  dist::world().barrier();
                                  reset_peak_memory(device);
-                                 engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+                                 train_on(engine, x);
                                  peak = memory_report(device).total.peak;
                                  for (Variable& p : engine.module().parameters()) p.clear_grad();
                                }
@@ -179,7 +186,7 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
 
 TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few waits for the device") {
   constexpr int64_t rows = 16, wide = 32, many = 8;
-  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1})
     for (const char* backend : {"nccl", "native"}) {
       CAPTURE(name_of(kind));
       CAPTURE(backend);
@@ -189,11 +196,9 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
           [&](int rank) {
             const Device device = device_of(rank);
             PipelineEngine engine(linears(3, wide, device), {.micro_batches = int(many), .schedule = kind}, mean_of);
-            const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
+            const Tensor x = ones_at(device, rows, wide);
             for (int step = 0; step < 15; ++step) {  // more than the first 100 messages, which are compared on the host
-              const auto step_to_host = to_host_during(device, [&] {
-                engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
-              });
+              const auto step_to_host = to_host_during(device, [&] { train_on(engine, x); });
               if (rank == 0) observed = step_to_host;
               for (Variable& p : engine.module().parameters()) p.clear_grad();
             }
@@ -208,7 +213,6 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
         CHECK(observed.waits <= 2 * many + 3);  // for the losses, and one at the end of each rank's step
       }
     }
-  }
 }
 
 TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams, are not taken for a deadlock") {
@@ -221,8 +225,8 @@ TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams
                   return Values{m->call(in[0])};
                 });
                 PipelineEngine engine(std::move(layers), {.micro_batches = 3}, mean_of);
-                const Tensor x = full({2, 4}, 1, {.dtype = f32, .device = device});
-                require(std::isfinite(engine.train_batch([&](int64_t) { return Sample{{x}, {}}; })), "the loss");
+                const Tensor x = ones_at(device, 2, 4);
+                require(std::isfinite(train_on(engine, x)), "the loss");
               },
               {.backend = "nccl", .timeout = dist::Seconds(60), .heartbeat = dist::Seconds(0.2)});
 }
@@ -247,8 +251,8 @@ TEST_CASE("nccl pipeline: a stage that dies, throws or never comes is told to al
                                          });
                                        }
                                        PipelineEngine engine(std::move(layers), {.micro_batches = 8}, mean_of);
-                                       const Tensor x = full({2, 4}, 1, {.dtype = f32, .device = device});
-                                       engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+                                       const Tensor x = ones_at(device, 2, 4);
+                                       train_on(engine, x);
                                      },
                                      {.kind = dist::SpawnOptions::Kind::processes,
                                       .backend = "nccl",

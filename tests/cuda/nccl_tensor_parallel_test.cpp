@@ -4,16 +4,10 @@
 
 #include <atomic>
 
-#include "engine/engine.h"
-#include "engine/pipeline_module.h"
-#include "extensions/fp8/section.h"
-#include "nn/models/gpt.h"
-#include "optim/optim.h"
-#include "parallel/mesh.h"
-#include "parallel/tensor_parallel/apply.h"
 #include "parallel/tensor_parallel/linear.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "tensor/ops.h"
+#include "tests/cuda/graph_training.h"
 #include "tests/cuda/nccl_util.h"
 #include "tests/cudasim/block.h"
 #include "tests/cudasim/fake.h"
@@ -67,49 +61,12 @@ std::vector<Tensor> two_layers(Device device, bool sequence, int64_t chunks, con
   return all;
 }
 
-struct Training {
-  const char* name;
-  const char* plan;
-  bool sequence = false, fp8 = false, checkpoints = false;
-  const char* schedule = "1f1b";
-};
-
-/// The losses of some training steps of a GPT.
-std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
-  const parallel::Plan plan = parallel::parse_plan(t.plan);
-  const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int rank) {
-    const Device device = device_of(rank);
-    const parallel::Mesh mesh(plan, world());
-    manual_seed(4);
-    const auto gpt = std::make_shared<nn::GPT>(
-        nn::GPT::Options{.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1});
-    gpt->to(device);
-    engine::Config c{.train_micro_batch_size_per_gpu = 4, .gradient_accumulation_steps = 2};
-    c.bf16.auto_cast = true;
-    c.section<engine::Fp8Config>().enabled = t.fp8;
-    c.pipeline.activation_checkpoint_interval = t.checkpoints ? 1 : 0;
-    c.pipeline.schedule = t.schedule;
-    engine::InitializeArgs args{.config = c, .mesh = &mesh, .log = [](const std::string&) {}};
-    args.optimizer = [](nn::Module& m) {
-      return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2});
-    };
-    args.sharded = tp::apply(*gpt, mesh.tp(), {.sequence = t.sequence, .sum = false, .chunks = chunks});
-    auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
-    std::vector<double> losses;
-    while (e.global_steps() < 2) {
-      e.train_batch([&](int64_t micro) {
-        manual_seed(uint64_t(100 * e.global_steps() + micro));
-        const Tensor text = randint(0, 40, {4, 17}, {.dtype = i64, .device = cpu}).to(device);
-        return std::optional(
-            pipeline::Sample{{text.narrow(1, 0, 16).contiguous()}, {text.narrow(1, 1, 16).contiguous()}});
-      });
-      losses.push_back(e.train_loss());
-    }
-    e.close();
-    return losses;
-  });
-  for (const auto& other : all) CHECK(other == all[0]);
-  return all[0];
+/// The losses of all ranks in two steps of a GPT.
+std::vector<std::vector<double>> losses_in_chunks(Plan plan, int64_t chunks) {
+  plan.accumulation = plan.steps = 2, plan.autocast = bf16, plan.lengths = {16}, plan.chunks = chunks;
+  plan.model = {.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1};
+  return on_ranks<std::vector<double>>(parallel::parse_plan(plan.parallel).ranks(),
+                                       [&](int rank) { return train(plan, false, device_of(rank)).losses; });
 }
 
 }  // namespace
@@ -125,7 +82,7 @@ TEST_CASE("nccl, tensor parallel: products in chunks are bit-identical to whole 
                           {fake::Policy::random, simt::Order::random},
                           {fake::Policy::random, simt::Order::reverse}};
   uint64_t seed = 0;
-  for (const Order& order : orders) {
+  for (const Order& order : orders)
     for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 8}) {
       const Orders scope(order.streams, order.threads, ++seed);
       CAPTURE(n);
@@ -148,7 +105,6 @@ TEST_CASE("nccl, tensor parallel: products in chunks are bit-identical to whole 
         }
       });
     }
-  }
 }
 
 TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on their way") {
@@ -158,8 +114,7 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
     check_ranks(2, [&](int rank) {
       dist::ProcessGroup& g = world();
       const Device device = device_of(rank);
-      // More calls than the first 100, which are compared among ranks.
-      for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
+      pass_compared_calls(device);
       // Rank 1 makes no call until rank 0's device has computed all products: none of them waited for another
       // chunk's sum.
       const Shape shape = sequence ? Shape{1, 16, 8} : Shape{8, 8};
@@ -182,7 +137,7 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
   check_ranks(2, [&](int rank) {
     dist::ProcessGroup& g = world();
     const Device device = device_of(rank);
-    for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
+    pass_compared_calls(device);
     const Tensor own = noise_at(uint64_t(rank), {4, 2, 8}, device), w = noise_at(2, {8, 8}, device);
     const tp::Chunks chunks({4, 4, 8}, true, 4, device, g);
     std::vector<Tensor> found;
@@ -207,21 +162,23 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
 
 TEST_CASE("nccl, tensor parallel: training in chunks has the losses of training without") {
   const ExactSums exact;
-  const Training rows[] = {{"slices", "tp2"},
-                           {"of 4", "dp2+tp2"},
-                           {"sequence", "tp2", true},
-                           {"fp8", "tp2", false, true},
-                           {"fp8, sequence", "tp2", true, true},
-                           {"recomputed", "tp2", true, false, true},
-                           {"stages", "pp2+tp2", false},
-                           {"stages in two parts", "pp2+tp2", true, false, false, "zb-h1"}};
-  for (const Training& row : rows) {
-    if (thread_sanitized && &row != rows + 2) continue;
-    INFO(std::string(row.name));
-    const std::vector<double> entire = train_in_chunks(row, 1);
-    CHECK(train_in_chunks(row, 3) == entire);
-    CHECK(entire.front() != entire.back());
+  const std::pair<const char*, Plan> rows[] = {
+      {"slices", {.parallel = "tp2"}},
+      {"of 4", {.parallel = "dp2+tp2"}},
+      {"sequence", {.parallel = "tp2", .cuts_sequences = true}},
+      {"fp8", {.fp8 = true, .parallel = "tp2"}},
+      {"fp8, sequence", {.fp8 = true, .parallel = "tp2", .cuts_sequences = true}},
+      {"recomputed", {.parallel = "tp2", .cuts_sequences = true, .recompute = 1}},
+      {"stages", {.parallel = "pp2+tp2"}},
+      {"stages in two parts", {.parallel = "pp2+tp2", .cuts_sequences = true, .schedule = "zb-h1"}}};
+  for (const auto& [name, plan] : rows) {
+    if (thread_sanitized && &plan != &rows[2].second) continue;
+    CAPTURE(name);
+    const auto entire = losses_in_chunks(plan, 1);
+    for (const auto& other : entire) CHECK(other == entire[0]);
+    CHECK(losses_in_chunks(plan, 3) == entire);
+    CHECK(entire[0].front() != entire[0].back());
   }
   const Orders scope(fake::Policy::random, simt::Order::forward, 5);
-  CHECK(train_in_chunks(rows[2], 3) == train_in_chunks(rows[2], 1));
+  CHECK(losses_in_chunks(rows[2].second, 3) == losses_in_chunks(rows[2].second, 1));
 }

@@ -7,14 +7,12 @@
 #include <optional>
 
 #include "dist/shard.h"
-#include "optim/optim.h"
-#include "parallel/gradient_sum.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 #include "tests/cuda/nccl_util.h"
 #include "tests/cudasim/fake.h"
 #include "tests/dist/group_body.h"
-#include "tests/parallel/util.h"
+#include "tests/zero/util.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -69,9 +67,9 @@ TEST_CASE("nccl: exact sums are bit-identical to the CPU's; NCCL's own are near 
   for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 5, 8}) {
     CAPTURE(n);
     check_ranks(n, [n](int rank) {
-      for (const DType dtype : {f32, f64, f16, bf16}) {
+      for (const DType dtype : {f32, f64, f16, bf16})
         for (const dist::ReduceOp op :
-             {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max}) {
+             {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max})
           for (const int64_t count : {1, 7, 1000}) {
             const Tensor given = noise(rank, count, dtype), there = given.to(device_of(rank)), expected = given.clone(),
                          fast = there.clone();
@@ -93,8 +91,6 @@ TEST_CASE("nccl: exact sums are bit-identical to the CPU's; NCCL's own are near 
             for (int r = 1; r < n; ++r)
               require(bits(everywhere.narrow(0, r * count, count)) == bits(fast), "ranks differ, " + what);
           }
-        }
-      }
     });
   }
 }
@@ -106,8 +102,7 @@ TEST_CASE("nccl: a call returns before the other ranks make theirs, and streams 
     std::atomic<bool> returned{false};
     check_ranks(2, [&](int rank) {
       const TensorOptions there{.dtype = f32, .device = device_of(rank)};
-      // From here on ranks compare only every 64th call.
-      for (int i = 0; i < 100; ++i) world().all_reduce(full({3}, 1, there));
+      pass_compared_calls(there.device);
       if (rank == 1) until([&] { return returned.load(); });
       std::vector<Tensor> results;
       std::vector<Work> works;
@@ -181,47 +176,23 @@ TEST_CASE("nccl: unsupported calls are rejected, and the group stays usable") {
 }
 
 TEST_CASE("nccl: DDP gives the bits of one device when sums are exact, and nearly so when they are not") {
-  const auto train = [](int ranks, parallel::DdpOptions options, bool accumulator = false) {
-    std::vector<Tensors> all(static_cast<size_t>(ranks));
-    check_ranks(ranks, [&](int rank) {
-      const Device device = device_of(rank);
-      manual_seed(1 + uint64_t(rank));
-      Mlp net;
-      net.to(device);
-      std::optional<parallel::DistributedDataParallel> ddp;
-      std::optional<parallel::GradientSum> sum;
-      if (accumulator) sum.emplace(net.parameters());
-      else ddp.emplace(net, options);
-      optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-      const int accumulation = 4 / ranks;
-      for (int step = 0; step < 3; ++step) {
-        opt.zero_grad();
-        for (int m = 0; m < accumulation; ++m) {
-          std::optional<parallel::DistributedDataParallel::NoSync> local;
-          if (ddp && m + 1 < accumulation) local.emplace(*ddp);
-          manual_seed(uint64_t(1000 * step + rank * accumulation + m));
-          const Tensor x = randn({4, 6}).to(device), y = randint(0, 3, {4}).to(device);
-          const Variable loss = cross_entropy(ddp ? (*ddp)(Variable(x)) : net(Variable(x)), y);
-          (loss * (1. / accumulation)).backward();
-          if (sum) sum->add();
-        }
-        if (sum) sum->finish();
-        opt.step();
-      }
-      for (auto& [name, tensor] : copy_parameters(net)) all[size_t(rank)][name] = tensor.to(cpu);
-    });
-    for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
-    return all[0];
+  const auto trained = [](int ranks, std::optional<parallel::DdpOptions> options) {
+    return train(
+        {.ranks = ranks, .accumulation = 4 / ranks, .ddp = options, .steps = 3, .device = device_of, .model = [] {
+           manual_seed(1 + uint64_t(world().rank()));  // rank 0's parameters count
+           return std::make_unique<Mlp>();
+         }});
   };
-  const Tensors one = train(1, {}, true);
+  const Tensors one = trained(1, {});
   for (const int ranks : {2, 4}) {
     CAPTURE(ranks);
     for (const bool overlap : {true, false}) {
-      CHECK(differing(one, train(ranks, {.bucket_mib = 0.002, .overlap = overlap, .algorithm = Algorithm::direct})) ==
-            "");
-      CHECK(distance(one, train(ranks, {.overlap = overlap})) < 1e-5);
+      CHECK(differing(one, trained(ranks, parallel::DdpOptions{.bucket_mib = 0.002,
+                                                               .overlap = overlap,
+                                                               .algorithm = Algorithm::direct})) == "");
+      CHECK(distance(one, trained(ranks, parallel::DdpOptions{.overlap = overlap})) < 1e-5);
     }
   }
   const StreamPolicy streams(fake::Policy::random, 3);
-  CHECK(differing(one, train(2, {.bucket_mib = 0.002, .algorithm = Algorithm::direct})) == "");
+  CHECK(differing(one, trained(2, parallel::DdpOptions{.bucket_mib = 0.002, .algorithm = Algorithm::direct})) == "");
 }

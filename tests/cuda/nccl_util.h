@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "dist/process_group.h"
+#include "tensor/ops.h"
 #include "tensor/stream.h"
 #include "tests/cudasim/fake.h"
 #include "tests/dist/job.h"
@@ -20,6 +21,12 @@ inline lockstep::Device device_of(int rank) { return {lockstep::Device::Type::cu
 /// Throws unless `holds`, which ends the rank.
 inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
+}
+
+/// Makes more calls than the first 100, which are all compared among ranks.
+inline void pass_compared_calls(lockstep::Device device) {
+  const lockstep::TensorOptions there{.dtype = lockstep::f32, .device = device};
+  for (int i = 0; i < 101; ++i) lockstep::dist::world().all_reduce(lockstep::full({3}, 1, there)).synchronize();
 }
 
 /// Sets when streams run their work, for the duration of a test.

@@ -7,9 +7,6 @@ using namespace lockstep::testing;
 
 namespace {
 
-constexpr DType floats[] = {f32, f64, f16, bf16};
-constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-
 struct ReduceCase {
   const char* name;
   ReduceOp op;
@@ -25,11 +22,6 @@ constexpr ReduceCase ops[] = {{"sum", ReduceOp::sum, true},
                               {"sum_squares", ReduceOp::sum_squares, false},
                               {"logsumexp", ReduceOp::logsumexp, false},
                               {"var", ReduceOp::var, false}};
-
-Tensor values(const Shape& shape, DType dtype, uint32_t seed) {
-  if (dtype == boolean) return random_integers(shape, 2, seed).to(boolean);
-  return is_floating(dtype) ? random_tensor(shape, dtype, seed) : random_integers(shape, 7, seed).to(dtype);
-}
 
 DType result_of(ReduceOp op, DType dtype) {
   if (op == ReduceOp::any || op == ReduceOp::all) return boolean;
@@ -52,18 +44,17 @@ void check_reduce(const ReduceCase& op, const Tensor& x, uint32_t dims) {
 }  // namespace
 
 TEST_CASE("cuda: every reduction and dtype") {
-  for (const ReduceCase& op : ops) {
+  for (const ReduceCase& op : ops)
     for (const DType dtype : all_dtypes) {
       if (!op.of_all && !is_floating(dtype)) continue;
       for (const int64_t n : {0, 1, 31, 33, 1000, 4099}) {
-        check_reduce(op, values({n}, dtype, 1), 1);
-        check_reduce(op, values({3, n}, dtype, 2), 2);
-        check_reduce(op, values({n, 3}, dtype, 3), 1);
-        check_reduce(op, values({n, 40}, dtype, 4), 1);
+        check_reduce(op, random_values({n}, dtype, 1), 1);
+        check_reduce(op, random_values({3, n}, dtype, 2), 2);
+        check_reduce(op, random_values({n, 3}, dtype, 3), 1);
+        check_reduce(op, random_values({n, 40}, dtype, 4), 1);
       }
-      for (uint32_t dims = 0; dims < 8; ++dims) check_reduce(op, values({5, 7, 19}, dtype, 5), dims);
+      for (uint32_t dims = 0; dims < 8; ++dims) check_reduce(op, random_values({5, 7, 19}, dtype, 5), dims);
     }
-  }
 }
 
 TEST_CASE("cuda: reductions of any strides") {
@@ -72,47 +63,44 @@ TEST_CASE("cuda: reductions of any strides") {
     DType dtype;
   };
   for (const auto& [op, dtype] : {Case{ops[0], bf16}, Case{ops[9], f32}}) {
-    const Tensor x = values({3, 10, 8, 5}, dtype, 1);
+    const Tensor x = random_values({3, 10, 8, 5}, dtype, 1);
     for (const Tensor& y :
          {x, x.permute({3, 1, 0, 2}), x.slice(1, 1, 10, 3), x.select(2, 3), x.narrow(3, 1, 3),
-          x.narrow(0, 0, 1).expand({4, 10, 8, 5}), x.select(0, 0).unsqueeze(-1).expand({10, 8, 5, 3})}) {
+          x.narrow(0, 0, 1).expand({4, 10, 8, 5}), x.select(0, 0).unsqueeze(-1).expand({10, 8, 5, 3})})
       for (uint32_t dims = 0; dims < 1u << y.dim(); ++dims) check_reduce(op, y, dims);
-    }
-    const Tensor shifted = values({3 * 1000 + 1}, dtype, 2).narrow(0, 1, 3000).view({3, 1000});
+    const Tensor shifted = random_values({3 * 1000 + 1}, dtype, 2).narrow(0, 1, 3000).view({3, 1000});
     for (uint32_t dims = 1; dims < 4; ++dims) check_reduce(op, shifted, dims);
   }
 }
 
 TEST_CASE("cuda: reductions cut into chunks") {
-  for (const DType dtype : {f32, f16, i64}) {
+  for (const DType dtype : {f32, f16, i64})
     for (const ReduceCase& op : {ops[0], ops[3]}) {
-      check_reduce(op, values({150001}, dtype, 1), 1);
-      check_reduce(op, values({2, 40000}, dtype, 2), 2);
-      check_reduce(op, values({5000, 33}, dtype, 3), 1);
-      check_reduce(op, values({9, 700, 17}, dtype, 4), 2);
+      check_reduce(op, random_values({150001}, dtype, 1), 1);
+      check_reduce(op, random_values({2, 40000}, dtype, 2), 2);
+      check_reduce(op, random_values({5000, 33}, dtype, 3), 1);
+      check_reduce(op, random_values({9, 700, 17}, dtype, 4), 2);
     }
-  }
   for (const ReduceCase& op : {ops[8], ops[9]})
-    check_reduce(op, values({100003}, f32, 5), 1), check_reduce(op, values({4000, 20}, f32, 6), 1);
+    check_reduce(op, random_values({100003}, f32, 5), 1), check_reduce(op, random_values({4000, 20}, f32, 6), 1);
 }
 
 TEST_CASE("cuda: reductions of many rows, of few rows and of columns that are no whole vectors") {
-  for (const DType dtype : {f32, f64, bf16, i8}) {
+  for (const DType dtype : {f32, f64, bf16, i8})
     for (const ReduceCase& op : {ops[0], ops[2], ops[9]}) {
       if (!op.of_all && !is_floating(dtype)) continue;
       // 40 strips of a sector and more are summed without chunks; fewer in chunks; few rows by threads of their own
       for (const Shape& shape : {Shape{1500, 768}, Shape{1501, 643}, Shape{700, 100}, Shape{16, 3000}, Shape{3, 5000}})
-        check_reduce(op, values(shape, dtype, 1), 1);
-      check_reduce(op, values({2, 600, 648}, dtype, 2), 2);
-      check_reduce(op, values({600, 1600}, dtype, 3).narrow(1, 8, 700), 1);
-      check_reduce(op, values({300, 2, 704}, dtype, 4).permute({1, 0, 2}), 3);
+        check_reduce(op, random_values(shape, dtype, 1), 1);
+      check_reduce(op, random_values({2, 600, 648}, dtype, 2), 2);
+      check_reduce(op, random_values({600, 1600}, dtype, 3).narrow(1, 8, 700), 1);
+      check_reduce(op, random_values({300, 2, 704}, dtype, 4).permute({1, 0, 2}), 3);
     }
-  }
 }
 
 TEST_CASE("cuda: reductions of infinities and NaN") {
   const double inf = INFINITY;
-  Tensor x = values({6, 100}, f32, 1);
+  Tensor x = random_values({6, 100}, f32, 1);
   x.select(0, 1).fill_(-inf), x.select(0, 2).narrow(0, 50, 1).fill_(std::nan("")),
       x.select(0, 3).narrow(0, 99, 1).fill_(inf), x.select(0, 4).fill_(inf), x.select(0, 5).fill_(0);
   for (const ReduceCase& op : ops)
@@ -124,10 +112,10 @@ TEST_CASE("cuda: reductions of infinities and NaN") {
 }
 
 TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
-  for (const DType dtype : all_dtypes) {
+  for (const DType dtype : all_dtypes)
     for (const Shape& shape : {Shape{1}, Shape{4, 3}, Shape{3, 1000}, Shape{1000, 3}, Shape{5, 33, 7}, Shape{4099},
                                Shape{100001}, Shape{0, 3}}) {
-      Tensor x = dtype == i8 || dtype == u8 || dtype == boolean ? values(shape, dtype, 1)
+      Tensor x = dtype == i8 || dtype == u8 || dtype == boolean ? random_values(shape, dtype, 1)
                                                                 : round(random_tensor(shape, f64, 1, 20)).to(dtype);
       if (is_floating(dtype) && x.numel() > 20) x.view({x.numel()}).narrow(0, x.numel() / 2, 2).fill_(std::nan(""));
       for (int dim = 0; dim < shape.rank(); ++dim) {
@@ -139,7 +127,6 @@ TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
                        Out{empty(kept, {dtype, cpu})}, Out{empty(kept, {i64, cpu})});
       }
     }
-  }
   const Tensor scalar = random_tensor({}, f32, 1), turned = random_tensor({20, 30}, f32, 2).t();
   check_kernel({"arg of a scalar", 0}, kernels::arg_reduce, true, scalar, 0, Out{scalar}, Out{scalar.to(i64)});
   check_kernel({"arg of a transposed", 0}, kernels::arg_reduce, true, turned, 1, Out{empty({30}, {f32, cpu})},
@@ -153,9 +140,10 @@ TEST_CASE("cuda: stable sort and top k") {
     if (dtype == f32 || dtype == i64 || dtype == bf16) shapes.insert(shapes.end(), {{1025}, {2, 2051}, {60, 2}});
     for (const Shape& shape : shapes) {
       // Many equal values, -0 among the zeros, and NaN.
-      Tensor x = is_floating(dtype) ? round(random_tensor(shape, f64, 1, 40)).to(dtype) : values(shape, dtype, 1);
+      Tensor x =
+          is_floating(dtype) ? round(random_tensor(shape, f64, 1, 40)).to(dtype) : random_values(shape, dtype, 1);
       if (is_floating(dtype) && x.numel() > 40) x.reshape({x.numel()}).slice(0, 3, x.numel(), 37).fill_(std::nan(""));
-      for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
+      for (int dim = 0; dim < std::max(1, shape.rank()); ++dim)
         for (const bool descending : {false, true}) {
           check_kernel({str("sort ", dtype, " ", shape, " ", dim), 0}, kernels::sort, x, dim, descending, Out{x},
                        Out{empty(shape, {i64, cpu})});
@@ -168,7 +156,6 @@ TEST_CASE("cuda: stable sort and top k") {
                          Out{empty(best, {dtype, cpu})}, Out{empty(best, {i64, cpu})});
           }
         }
-      }
     }
   }
   const Tensor wide = random_tensor({9, 70}, f32, 2).t();

@@ -8,30 +8,19 @@
 #include "nn/linear.h"
 #include "nn/norm.h"
 #include "tests/cuda/graph_training.h"
+#include "tests/models.h"
 
 using namespace lockstep;
 using namespace testing;
 
-namespace {
-
-const Device cuda0{Device::Type::cuda, 0};
-
-}  // namespace
-
 TEST_CASE(
     "step graphs: bit-identical to steps run one by one, with dropout, in every stage, dtype and way of counting") {
-  struct Row {
-    const char* name;
-    Plan plan;
-  };
-  nn::GPT::Options llama{.vocab = 17, .context = 8, .layers = 2, .width = 16, .heads = 4, .kv_heads = 2};
-  llama.norm = nn::Norm::rms, llama.feed_forward = nn::FeedForward::swiglu, llama.rope = nn::Rope{};
-  llama.tied = llama.bias = false;
+  const nn::GPT::Options llama = as_llama({.vocab = 17, .context = 8, .layers = 2, .width = 16, .heads = 4});
   nn::GPT::Options recomputed = Plan().model;
   recomputed.checkpoint_blocks = true;
   nn::GPT::Options still = Plan().model;
   still.dropout = 0;
-  const Row rows[] = {
+  const std::pair<const char*, Plan> rows[] = {
       {"plain", {}},
       {"no dropout", {.model = still}},
       {"clipped", {.clipping = 0.3}},
@@ -49,9 +38,9 @@ TEST_CASE(
       {"data in the same memory", {.accumulation = 3, .reuses = true}},
       {"data that draw", {.draws = true}},
   };
-  for (const Row& row : rows) {
-    CAPTURE(row.name);
-    check_replayed(row.plan);
+  for (const auto& [name, plan] : rows) {
+    CAPTURE(name);
+    check_replayed(plan);
   }
 }
 
@@ -74,13 +63,10 @@ TEST_CASE("step: the head makes loss and gradient together, but scores for a hoo
 
 TEST_CASE("step graphs: two shapes, also if the rope table grows, and the limit of shapes") {
   Plan plan{.steps = 12, .lengths = {4, 4, 4, 8, 4, 8}};
-  Result r = both(plan);
-  CHECK(contains(r.graphs, "2 shapes recorded, 10 of 12 steps"));
+  CHECK(contains(both(plan).graphs, "2 shapes recorded, 10 of 12 steps"));
   plan.model.rope = nn::Rope{};
-  r = both(plan);
-  CHECK(contains(r.graphs, "2 shapes recorded, 10 of 12 steps"));
-  plan = {.steps = 12, .lengths = {8, 7, 6, 5, 4, 3}};
-  r = both(plan);
+  CHECK(contains(both(plan).graphs, "2 shapes recorded, 10 of 12 steps"));
+  const Result r = both({.steps = 12, .lengths = {8, 7, 6, 5, 4, 3}});
   CHECK_MESSAGE(contains(r.graphs, "4 shapes recorded, 4 of 12 steps replayed; the others: only the first 4 "),
                 r.graphs);
   CHECK(r.said == std::vector<std::string>{"steps run without graphs: only the first 4 shapes of steps are recorded"});
@@ -97,26 +83,19 @@ TEST_CASE("step graphs: f16 with steps that are skipped, replayed ones among the
 
 TEST_CASE("step graphs: a checkpoint in the middle, saved and resumed with them or without") {
   const Result full = train({.steps = 7}, false);
-  for (const bool saves : {true, false}) {
+  for (const bool saves : {true, false})
     for (const bool resumes : {true, false}) {
       const TempDir folder;
       train({.steps = 3, .saves = folder.path.string()}, saves);
       const Result rest = train({.steps = 4, .loads = folder.path.string()}, resumes);
       CHECK(std::equal(rest.losses.begin(), rest.losses.end(), full.losses.begin() + 3));
-      std::string differing;
       for (size_t i = 0; i < full.state.size(); ++i)
-        if (!equal(full.state[i].second, rest.state[i].second)) differing += full.state[i].first + " ";
-      CHECK(differing == "");
+        CHECK_MESSAGE(equal(full.state[i].second, rest.state[i].second), full.state[i].first);
     }
-  }
 }
 
 TEST_CASE("step graphs: steps that are not recorded, and why") {
-  struct Row {
-    Plan plan;
-    const char* reason;
-  };
-  const Row rows[] = {
+  const std::pair<Plan, const char*> rows[] = {
       {{.breakdown = true}, "wall_clock_breakdown measures its parts"},
       {{.average = 0.9}, "no average is kept"},
       {{.prepare = [](nn::GPT& m) { m.blocks[1].after_forward([](auto&&...) {}); }}, "calls of blocks.1 have hooks"},
@@ -126,13 +105,13 @@ TEST_CASE("step graphs: steps that are not recorded, and why") {
       {{.loss = on_loss([](const Variable&) { next_random_key(); })}, "drawn on cpu:0 would be the same"},
       {{.loss = on_loss([](const Variable&) { ones({2}, {.device = cpu}); })}, "CPU operations are not replayed"},
   };
-  for (const Row& row : rows) {
-    CAPTURE(row.reason);
-    const Result r = both(row.plan);
-    CHECK_MESSAGE(contains(r.graphs, row.reason), r.graphs);
+  for (const auto& [plan, reason] : rows) {
+    CAPTURE(reason);
+    const Result r = both(plan);
+    CHECK_MESSAGE(contains(r.graphs, reason), r.graphs);
     CHECK(r.graphs.starts_with("none: "));
     REQUIRE(r.said.size() == 1);
-    CHECK(contains(r.said[0], row.reason));
+    CHECK(contains(r.said[0], reason));
   }
 }
 
@@ -163,13 +142,11 @@ TEST_CASE("step graphs: buffers that forward writes, and a model that is changed
       if (step == 4) net->norm.train(false);  // needs a new recording
       if (step == 8) net->norm.train();
       losses.push_back(e.train_batch([](int64_t) {
-        return pipeline::Sample{{randn({4, 5}, {.dtype = f32, .device = cuda0})},
-                                {randint(0, 3, {4}, {.dtype = i64, .device = cuda0})}};
+        return pipeline::Sample{{randn({4, 5}, there)}, {randint(0, 3, {4}, {.dtype = i64, .device = cuda0})}};
       }));
       if (step % 5 == 4)
         losses.push_back(e.eval_batch([](int64_t) {
-          return pipeline::Sample{{ones({4, 5}, {.dtype = f32, .device = cuda0})},
-                                  {zeros({4}, {.dtype = i64, .device = cuda0})}};
+          return pipeline::Sample{{ones({4, 5}, there)}, {zeros({4}, {.dtype = i64, .device = cuda0})}};
         }));
     }
     nn::State state;
@@ -179,9 +156,7 @@ TEST_CASE("step graphs: buffers that forward writes, and a model that is changed
   const auto [losses, state, graphs] = run(true);
   const auto [eager_losses, eager_state, off] = run(false);
   CHECK(losses == eager_losses);
-  for (size_t i = 0; i < state.size(); ++i) {
-    CAPTURE(state[i].first);
-    CHECK(equal(state[i].second, eager_state[i].second));
-  }
+  for (size_t i = 0; i < state.size(); ++i)
+    CHECK_MESSAGE(equal(state[i].second, eager_state[i].second), state[i].first);
   CHECK_MESSAGE(contains(graphs, "1 shape recorded, 9 of 12"), graphs);
 }

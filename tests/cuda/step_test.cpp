@@ -9,7 +9,7 @@
 #endif
 
 using namespace lockstep;
-using namespace testing;
+using namespace lockstep::testing;
 
 namespace {
 

@@ -20,8 +20,8 @@ namespace lockstep::testing {
 using Step = std::function<void(Device, const Tensor& g, Arguments&)>;
 /// Calls all(compare) for every dtype, size and alignment. compare(name, step) checks that a step has the CPU's bits.
 inline void check_steps(const std::function<void(const std::function<void(const char*, const Step&)>& compare)>& all) {
-  for (const DType dtype : {f32, f64}) {
-    for (const int64_t n : {0, 1, 31, 1000, 4099}) {
+  for (const DType dtype : {f32, f64})
+    for (const int64_t n : {0, 1, 31, 1000, 4099})
       for (const DType grad_dtype : {dtype, f16, bf16}) {
         if (dtype == f64 && grad_dtype != f64) continue;
         for (const int64_t shift : {0, 1}) {  // aligned to 16 bytes, and not
@@ -46,8 +46,6 @@ inline void check_steps(const std::function<void(const std::function<void(const 
           });
         }
       }
-    }
-  }
 }
 
 using optim::ClippedStep;
@@ -114,111 +112,108 @@ inline std::vector<unsigned char> bits_of(const Model& model) {
 inline const std::vector<std::vector<DType>> mixtures{{f32}, {f64}, {f16}, {bf16}, {f32, bf16, f64, f16}};
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
+/// Calls fn for every rule and mixture of dtypes.
+inline void each_rule(const std::vector<NamedRule>& rules,
+                      const std::function<void(const NamedRule&, const std::vector<DType>&)>& fn) {
+  for (const NamedRule& rule : rules)
+    for (const auto& dtypes : mixtures) {
+      INFO(rule.name, " of ", dtypes[0]);
+      fn(rule, dtypes);
+    }
+}
+
 /// A step over all parameters has the CPU's bits.
 inline void check_together(const std::vector<NamedRule>& rules) {
-  for (const NamedRule& rule : rules) {
-    for (const auto& dtypes : mixtures) {
-      CAPTURE(rule.name);
-      CAPTURE(dtypes[0]);
-      Model here(rule.make, dtypes, cpu), there(rule.make, dtypes, cuda0);
-      for (int step = 1; step <= 4; ++step) {
-        for (Model* model : {&here, &there}) {
-          model->set_gradients(step);
-          model->optimizer->set_lr(0.1 / step);
-          if (step == 3) {  // parameter 1 misses a step, so its step number lags behind
-            Tensor kept = model->all[1].grad();
-            model->clear(1);
-            model->optimizer->step(0.5);
-            model->all[1].grad() = kept;
-          } else {
-            model->optimizer->step(0.5);
-          }
+  each_rule(rules, [](const NamedRule& rule, const std::vector<DType>& dtypes) {
+    Model here(rule.make, dtypes, cpu), there(rule.make, dtypes, cuda0);
+    for (int step = 1; step <= 4; ++step)
+      for (Model* model : {&here, &there}) {
+        model->set_gradients(step);
+        model->optimizer->set_lr(0.1 / step);
+        if (step == 3) {  // parameter 1 misses a step, so its step number lags behind
+          Tensor kept = model->all[1].grad();
+          model->clear(1);
+          model->optimizer->step(0.5);
+          model->all[1].grad() = kept;
+        } else {
+          model->optimizer->step(0.5);
         }
       }
-      CHECK(bits_of(here) == bits_of(there));
-    }
-  }
+    CHECK(bits_of(here) == bits_of(there));
+  });
 }
 
 /// A clipped step has the bits of unscale_, clip_grad_norm and step after each other.
 inline void check_clipped(const std::vector<NamedRule>& rules) {
-  for (const NamedRule& rule : rules) {
-    for (const auto& dtypes : mixtures) {
-      for (const double max_norm : {0.5, 1e9}) {
-        CAPTURE(rule.name);
-        CAPTURE(dtypes[0]);
-        CAPTURE(max_norm);
-        Model a(rule.make, dtypes, cuda0), b(rule.make, dtypes, cuda0);
-        for (int step = 1; step <= 4; ++step) {
-          const double bad = step == 1 ? infinity : step == 3 ? -std::nan("") : 0;
-          a.set_gradients(step, bad), b.set_gradients(step, bad);
-          std::vector<Tensor> grads;
-          for (const Variable& p : a.all) grads.push_back(p.grad());
-          const bool finite = unscale_(grads, 1.0 / 3);
-          double norm = NAN;
-          if (finite) {
-            norm = optim::clip_grad_norm(a.optimizer->parameters(), max_norm);  // gradients in the order of the groups
-            a.optimizer->step();
-          }
-          b.optimizer->clipped_step({.grad_scale = 1.0 / 3, .max_norm = max_norm, .skip_nonfinite = true});
-          if (step == 2) continue;  // last_step() is not called, so nothing waits for the outcome
-          const optim::StepOutcome outcome = b.optimizer->last_step();
-          CHECK(outcome.skipped == !finite);
-          CHECK(finite == (bad == 0));
-          if (finite) CHECK(outcome.norm == norm);
+  each_rule(rules, [](const NamedRule& rule, const std::vector<DType>& dtypes) {
+    for (const double max_norm : {0.5, 1e9}) {
+      CAPTURE(max_norm);
+      Model a(rule.make, dtypes, cuda0), b(rule.make, dtypes, cuda0);
+      for (int step = 1; step <= 4; ++step) {
+        const double bad = step == 1 ? infinity : step == 3 ? -std::nan("") : 0;
+        a.set_gradients(step, bad), b.set_gradients(step, bad);
+        std::vector<Tensor> grads;
+        for (const Variable& p : a.all) grads.push_back(p.grad());
+        const bool finite = unscale_(grads, 1.0 / 3);
+        double norm = NAN;
+        if (finite) {
+          norm = optim::clip_grad_norm(a.optimizer->parameters(), max_norm);  // gradients in the order of the groups
+          a.optimizer->step();
         }
-        CHECK(bits_of(a) == bits_of(b));
+        b.optimizer->clipped_step({.grad_scale = 1.0 / 3, .max_norm = max_norm, .skip_nonfinite = true});
+        if (step == 2) continue;  // last_step() is not called, so nothing waits for the outcome
+        const optim::StepOutcome outcome = b.optimizer->last_step();
+        CHECK(outcome.skipped == !finite);
+        CHECK(finite == (bad == 0));
+        if (finite) CHECK(outcome.norm == norm);
       }
+      CHECK(bits_of(a) == bits_of(b));
     }
-  }
+  });
 }
 
 /// A recorded step has the bits of one that is not.
 inline void check_recorded(const std::vector<NamedRule>& rules) {
-  for (const NamedRule& rule : rules) {
-    for (const auto& dtypes : mixtures) {
-      for (const bool settles : {false, true}) {
-        CAPTURE(rule.name);
-        CAPTURE(dtypes[0]);
-        Model a(rule.make, dtypes, cuda0), b(rule.make, dtypes, cuda0);
-        int step = 0;
-        const auto request_of = [&](int at) {
-          return ClippedStep{.grad_scale = 1.0 / (at + 1), .max_norm = 0.5, .skip_nonfinite = true};
-        };
-        const auto bad_in = [](int at) { return at == 1 || at == 4 ? infinity : at == 5 ? std::nan("") : 0; };
-        const auto eager = [&](Model& model) {
-          model.set_gradients(step, bad_in(step));
-          for (int g = 0; g < 2; ++g) model.optimizer->set(g, "lr", 0.1 / (step + 1 + g));
-          model.optimizer->clipped_step(request_of(step));
-        };
-        Graph graphs[] = {Graph(cuda0), Graph(cuda0)};
-        for (Graph& graph : graphs) {
-          ++step;
-          eager(a);
-          graph.capture([&] {  // the first call runs eagerly
-            if (Graph::is_capturing()) b.optimizer->clipped_step(request_of(step));
-            else eager(b);
-          });
-        }
-        for (step = 3; step <= 10; ++step) {
-          eager(a);
-          if (step == 7) {  // an eager step between replays
-            eager(b);
-            continue;
-          }
-          b.set_gradients(step, bad_in(step));
-          for (int g = 0; g < 2; ++g) b.optimizer->set(g, "lr", 0.1 / (step + 1 + g));
-          b.optimizer->before_replay(request_of(step));
-          graphs[step % 2].replay();
-          if (!settles) continue;
-          const optim::StepOutcome outcome = b.optimizer->last_step();
-          CHECK(outcome.skipped == (bad_in(step) != 0));
-          if (!outcome.skipped) CHECK(outcome.norm == a.optimizer->last_step().norm);
-        }
-        CHECK(bits_of(a) == bits_of(b));
+  each_rule(rules, [](const NamedRule& rule, const std::vector<DType>& dtypes) {
+    for (const bool settles : {false, true}) {
+      Model a(rule.make, dtypes, cuda0), b(rule.make, dtypes, cuda0);
+      int step = 0;
+      const auto request_of = [&](int at) {
+        return ClippedStep{.grad_scale = 1.0 / (at + 1), .max_norm = 0.5, .skip_nonfinite = true};
+      };
+      const auto bad_in = [](int at) { return at == 1 || at == 4 ? infinity : at == 5 ? std::nan("") : 0; };
+      const auto eager = [&](Model& model) {
+        model.set_gradients(step, bad_in(step));
+        for (int g = 0; g < 2; ++g) model.optimizer->set(g, "lr", 0.1 / (step + 1 + g));
+        model.optimizer->clipped_step(request_of(step));
+      };
+      Graph graphs[] = {Graph(cuda0), Graph(cuda0)};
+      for (Graph& graph : graphs) {
+        ++step;
+        eager(a);
+        graph.capture([&] {  // the first call runs eagerly
+          if (Graph::is_capturing()) b.optimizer->clipped_step(request_of(step));
+          else eager(b);
+        });
       }
+      for (step = 3; step <= 10; ++step) {
+        eager(a);
+        if (step == 7) {  // an eager step between replays
+          eager(b);
+          continue;
+        }
+        b.set_gradients(step, bad_in(step));
+        for (int g = 0; g < 2; ++g) b.optimizer->set(g, "lr", 0.1 / (step + 1 + g));
+        b.optimizer->before_replay(request_of(step));
+        graphs[step % 2].replay();
+        if (!settles) continue;
+        const optim::StepOutcome outcome = b.optimizer->last_step();
+        CHECK(outcome.skipped == (bad_in(step) != 0));
+        if (!outcome.skipped) CHECK(outcome.norm == a.optimizer->last_step().norm);
+      }
+      CHECK(bits_of(a) == bits_of(b));
     }
-  }
+  });
 }
 
 }  // namespace lockstep::testing

@@ -6,6 +6,7 @@
 
 #include "tensor/nonfinite.h"
 #include "tensor/ops.h"
+#include "tests/cuda/device.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -21,10 +22,9 @@ bool same_numbers(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 TEST_CASE("unscale_, find_nonfinite: match the CPU, for any number, size and mix of dtypes") {
-  const Device cuda0{Device::Type::cuda, 0};
   const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
-  for (const int count : {0, 1, 5, 70, 200}) {
-    for (const double bad : {0.0, infinity, -infinity, nan}) {
+  for (const int count : {0, 1, 5, 70, 200})
+    for (const double bad : {0.0, infinity, -infinity, nan})
       for (const int at : {0, count / 2, count - 1}) {
         std::vector<Tensor> here, there;
         const int64_t sizes[] = {1, 0, 31, 33, 1000, 4099};
@@ -57,9 +57,7 @@ TEST_CASE("unscale_, find_nonfinite: match the CPU, for any number, size and mix
         CHECK(unscale_(there, 1.0 / 3) == unscale_(here, 1.0 / 3));
         for (size_t i = 0; i < here.size(); ++i) CHECK(same_numbers(there[i].to(cpu), here[i]));
       }
-    }
-  }
-  const Tensor wide = ones({4, 6}, {.dtype = f32, .device = cuda0});
+  const Tensor wide = ones({4, 6}, there);
   CHECK(unscale_({wide.t(), wide}, 0.5));  // not contiguous, and the same memory twice
   CHECK(wide.to_vector<float>()[5] == 0.25f);
   CHECK_ERROR(unscale_({wide, ones({2}, {.device = cpu})}, 1), "one device");

@@ -69,8 +69,8 @@ TEST_CASE("gather, scatter and scatter_add agree with loops") {
                       {{300, 200}, {300, 100}, 1},
                       {{300, 200}, {100, 200}, 0},
                       {{3, 4}, {0, 4}, 0}};
-  for (const Row& row : rows) {
-    for (DType dtype : {f32, f64, bf16, i64, u8}) {
+  for (const Row& row : rows)
+    for (DType dtype : {f32, f64, bf16, i64, u8})
       for (bool viewed : {false, true}) {
         INFO("x ", row.x, ", dim ", row.dim, ", dtype ", int(dtype));
         const auto made = [&](const Shape& shape) {
@@ -106,8 +106,6 @@ TEST_CASE("gather, scatter and scatter_add agree with loops") {
           for (double& v : sums) v = float(BFloat16(float(v)));
         CHECK(added.to_vector<double>() == sums);
       }
-    }
-  }
   CHECK(gather(full({}, 7), 0, zeros({}, {.dtype = i64})).item() == 7);
   // The last one wins.
   CHECK(list(scatter(zeros({2}, {.dtype = i64}), 0, ints({0, 0, 0}), ints({4, 5, 6}))) == Ints{6, 0});
@@ -138,9 +136,8 @@ TEST_CASE("masked_fill") {
   const Tensor x = arange(6).reshape({2, 3}).to(f32), mask = Tensor::from<bool>({true, false, true}, {3});
   CHECK(equal(masked_fill(x, mask, -1), Tensor::from<float>({-1, 1, -1, -1, 4, -1}, {2, 3})));
   CHECK(masked_fill(x[0], mask.expand({4, 3}), 0).shape() == Shape{4, 3});
-  for (DType dtype : {f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f64, f16, bf16, i64, i32, i8, u8, boolean})
     CHECK(equal(masked_fill(x.to(dtype), mask, 1), masked_fill(x, mask, 1).to(dtype)));
-  }
   const Tensor y = x.clone();
   masked_fill_(y.t(), mask.unsqueeze(1), 9);
   CHECK(equal(y, masked_fill(x, mask, 9)));

@@ -64,7 +64,7 @@ TEST_CASE("padded rows: where they lie") {
 
 TEST_CASE("padded rows: products into them") {
   for (const DType dtype : {f32, f64, f16, bf16})
-    for (const int64_t n : {1, 63, 64, 65, 200, 5003}) {
+    for (const int64_t n : {1, 63, 64, 65, 200, 5003})
       for (const int64_t rows : {1, 2, 37}) {
         INFO("dtype ", dtype, ", n ", n, ", rows ", rows);
         manual_seed(uint64_t(n));
@@ -85,7 +85,6 @@ TEST_CASE("padded rows: products into them") {
         CHECK(same(matmul(batch.view({rows, n}), w), matmul(dense, w), 30 * rounding(dtype)));
         CHECK(same(matmul(batch.view({rows, n}).t(), x), matmul(dense.t(), x), 30 * rounding(dtype)));
       }
-    }
   CHECK_ERROR(matmul_into(empty({4, 3}).t(), empty({3, 5}), empty({5, 4})),
               "an (M, N) of contiguous rows, got (3, 5), (5, 4) and (3, 4) with strides (1, 3)");
   CHECK_ERROR(linear_padded(empty({3, 5}), empty({4, 6})), "[linear] expected an input (..., 6)");

@@ -41,11 +41,18 @@ template <class Fn> std::vector<double> folded(const std::vector<std::vector<dou
   return values;
 }
 
+double prod_of(const std::vector<double>& v) { return std::accumulate(v.begin(), v.end(), 1.0, std::multiplies<>()); }
+double norm_of(const std::vector<double>& v) {
+  return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0));
+}
+double mean_of(const std::vector<double>& v) { return std::accumulate(v.begin(), v.end(), 0.0) / double(v.size()); }
+double any_of(const std::vector<double>& v) { return std::ranges::count(v, 0) < int64_t(v.size()); }
+double all_of(const std::vector<double>& v) { return std::ranges::count(v, 0) == 0; }
 double max_of(const std::vector<double>& v) { return *std::max_element(v.begin(), v.end()); }
 double min_of(const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); }
 double sum_of(const std::vector<double>& v) { return std::accumulate(v.begin(), v.end(), 0.0); }
 double var_of(const std::vector<double>& v) {
-  const double mean = sum_of(v) / double(v.size());
+  const double mean = mean_of(v);
   double sum = 0;
   for (double x : v) sum += (x - mean) * (x - mean);
   return sum / double(v.size() - 1);
@@ -111,24 +118,14 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
       const auto parts = groups(x, row.dims);
       const double eps = dtype == f64 ? 1e-12 : dtype == f32 ? 3e-6 : dtype == f16 ? 2e-3 : 1e-2;
       check_values(sum(x, row.dims), folded(parts, sum_of), eps * 10);
-      check_values(mean(x, row.dims), folded(parts, [](const auto& v) { return sum_of(v) / double(v.size()); }), eps);
+      check_values(mean(x, row.dims), folded(parts, mean_of), eps);
       check_values(amax(x, row.dims), folded(parts, max_of), 0);
       check_values(amin(x, row.dims), folded(parts, min_of), 0);
       check_values(logsumexp(x, row.dims), folded(parts, log_sum_exp_of), eps);
       if (parts[0].size() > 1) check_values(var(x, row.dims), folded(parts, var_of), eps);
-      if (parts[0].size() < 1000 && dtype != f16) {
-        check_values(
-            prod(x, row.dims),
-            folded(parts, [](const auto& v) { return std::accumulate(v.begin(), v.end(), 1.0, std::multiplies<>()); }),
-            eps);
-      }
-      if (dtype != f16) {
-        check_values(
-            norm(x, row.dims),
-            folded(parts,
-                   [](const auto& v) { return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0)); }),
-            eps);
-      }
+      if (dtype == f16) continue;
+      if (parts[0].size() < 1000) check_values(prod(x, row.dims), folded(parts, prod_of), eps);
+      check_values(norm(x, row.dims), folded(parts, norm_of), eps);
     }
     for (DType dtype : {i64, i32, i8, u8, boolean}) {
       INFO("name ", row.name, ", dtype ", int(dtype));
@@ -139,14 +136,8 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
       check_values(amax(x, row.dims), folded(parts, max_of), 0);
       check_values(amin(x, row.dims), folded(parts, min_of), 0);
       CHECK(any(x, row.dims).dtype() == boolean);
-      check_values(
-          any(x, row.dims),
-          folded(parts, [](const auto& v) { return std::any_of(v.begin(), v.end(), [](double e) { return e != 0; }); }),
-          0);
-      check_values(
-          all(x, row.dims),
-          folded(parts, [](const auto& v) { return std::all_of(v.begin(), v.end(), [](double e) { return e != 0; }); }),
-          0);
+      check_values(any(x, row.dims), folded(parts, any_of), 0);
+      check_values(all(x, row.dims), folded(parts, all_of), 0);
     }
   }
 }
@@ -177,11 +168,7 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
     auto with_nan = values;
     with_nan[place] = NAN;
     const Tensor x = Tensor::from(with_nan, {1000});
-    CHECK(std::isnan(amax(x).item()));
-    CHECK(std::isnan(amin(x).item()));
-    CHECK(std::isnan(max(x).item()));
-    CHECK(std::isnan(sum(x).item()));
-    CHECK(std::isnan(logsumexp(x, {0}).item()));
+    for (const Tensor& y : {amax(x), amin(x), max(x), sum(x), logsumexp(x, {0})}) CHECK(std::isnan(y.item()));
     CHECK(argmax(x).item<int64_t>() == int64_t(place));
     CHECK(argmin(x).item<int64_t>() == int64_t(place));
     CHECK(!all_finite(x));
@@ -217,25 +204,21 @@ TEST_CASE("reductions: the bits do not depend on threads") {
 }
 
 TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
-  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     for (const Shape& shape : {Shape{1}, Shape{700}, Shape{5, 131}, Shape{4, 3, 67}, Shape{70001}, Shape{1100, 3}}) {
       const Tensor x = randint(0, dtype == boolean ? 2 : 50, shape).to(dtype);
-      for (int dim = 0; dim < x.dim(); ++dim) {
+      for (int dim = 0; dim < x.dim(); ++dim)
         for (bool largest : {true, false}) {
           const auto [values, indices] = largest ? max(x, dim) : min(x, dim - x.dim());
-          const auto parts = groups(x, {dim});
           std::vector<double> best, places;
-          for (const auto& part : parts) {
-            const auto at =
-                largest ? std::max_element(part.begin(), part.end()) : std::min_element(part.begin(), part.end());
+          for (const auto& part : groups(x, {dim})) {
+            const auto at = largest ? std::ranges::max_element(part) : std::ranges::min_element(part);
             best.push_back(*at), places.push_back(double(at - part.begin()));
           }
           check_values(values, best, 0);
           check_values(indices, places, 0);
         }
-      }
     }
-  }
   const Tensor x = Tensor::from<float>({1, NAN, 7, NAN, 5, 5}, {2, 3});
   CHECK(max(x, 1).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0});
   CHECK(max(x, 0).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 0, 0});
@@ -247,23 +230,20 @@ TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
 }
 
 TEST_CASE("reduce: whole numbers wrap around") {
-  const auto wrapped = [](int64_t a, int64_t b, bool product) {
-    return int64_t(product ? uint64_t(a) * uint64_t(b) : uint64_t(a) + uint64_t(b));
-  };
   for (const bool product : {false, true})
     for (const Shape& shape : {Shape{70, 40}, Shape{40, 70}}) {  // columns, and rows
       const Tensor x = full(shape, product ? 3 : double(int64_t(1) << 60), {i64, cpu});
       for (const int64_t dim : {0, 1}) {
-        int64_t expected = product ? 1 : 0;
-        for (int64_t i = 0; i < shape[dim]; ++i) expected = wrapped(expected, product ? 3 : int64_t(1) << 60, product);
+        uint64_t expected = product ? 1 : 0;
+        for (int64_t i = 0; i < shape[dim]; ++i) expected = product ? expected * 3 : expected + (uint64_t(1) << 60);
         const auto found = (product ? prod(x, {dim}) : sum(x, {dim})).to_vector<int64_t>();
-        CHECK(std::count(found.begin(), found.end(), expected) == int64_t(found.size()));
+        CHECK(std::ranges::count(found, int64_t(expected)) == int64_t(found.size()));
       }
     }
 }
 
 TEST_CASE("sort and topk: stable, NaN is the largest") {
-  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     for (const Shape& shape : {Shape{}, Shape{1}, Shape{37}, Shape{3000}, Shape{5, 600}, Shape{600, 5}, Shape{2, 0}}) {
       const Tensor x = (randint(dtype == u8 || dtype == boolean ? 0 : -60, 60, shape)).to(dtype);
       for (bool descending : {false, true}) {
@@ -293,7 +273,6 @@ TEST_CASE("sort and topk: stable, NaN is the largest") {
         }
       }
     }
-  }
   const Tensor x = Tensor::from<float>({2, NAN, -0.f, INFINITY, 0.f, -INFINITY, -NAN}, {7});
   CHECK(sort(x).indices.to_vector<int64_t>() == std::vector<int64_t>{5, 2, 4, 0, 3, 1, 6});
   CHECK(sort(x, 0, true).indices.to_vector<int64_t>() == std::vector<int64_t>{1, 6, 3, 0, 2, 4, 5});
@@ -323,7 +302,7 @@ TEST_CASE("sum_to, allclose, equal, all_finite") {
   CHECK(!allclose(one, one + 1e-3));
   CHECK(all_finite(x));
   CHECK(all_finite(arange(3)));
-  for (DType dtype : {f32, f64, f16, bf16}) {
+  for (DType dtype : {f32, f64, f16, bf16})
     for (double bad : {inf_value, -inf_value, nan_value}) {
       Tensor y = randn({100, 101}).to(dtype);
       y.select(0, 99).select(0, 100).fill_(bad);
@@ -331,7 +310,6 @@ TEST_CASE("sum_to, allclose, equal, all_finite") {
       CHECK(!all_finite(y.t()));
       CHECK(all_finite(y.narrow(0, 0, 99)));
     }
-  }
 }
 
 TEST_CASE("reductions: wrong calls") {

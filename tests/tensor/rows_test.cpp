@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <random>
 
 #include "tensor/ops.h"
@@ -30,18 +31,16 @@ std::vector<double> doubles(const Tensor& x) { return x.to_vector<double>(); }
 void check_near(const Tensor& got, const Tensor& expected, double tolerance) {
   REQUIRE(got.shape() == expected.shape());
   const auto a = doubles(got), b = doubles(expected);
-  size_t bad = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])))) bad = i;  // also catches NaN
+    if (std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i]))) continue;  // never true for NaN
+    FAIL_CHECK("element " << i << ": " << a[i] << ", expected " << b[i]);
+    break;
   }
-  if (bad < a.size()) FAIL_CHECK("element " << bad << ": " << a[bad] << ", expected " << b[bad]);
 }
 
 double dot(const Tensor& a, const Tensor& b) {
   const auto x = doubles(a), y = doubles(b);
-  double sum = 0;
-  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
-  return sum;
+  return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
 }
 
 /// Difference quotients of sum(f(x) * seed) for every element of x, in f64.
@@ -233,20 +232,16 @@ TEST_CASE("batch norm: values, gradients, running statistics") {
       check_near(result.out, expected, 1e-11);
       CHECK(result.out.strides() == in.strides());
       for (bool training : {true, false}) {
-        const Tensor still_mean = mean.clone(), still_var = var.clone();
-        const auto run = [&](const Tensor& x, const Tensor& w, const Tensor& b) {
-          return batch_norm(x, w, b, training ? Tensor() : still_mean, training ? Tensor() : still_var, training, 0.25,
-                            1e-3);
+        const auto of = [&](const Tensor& x, const Tensor& w, const Tensor& b) {
+          return training ? batch_norm(x, w, b, {}, {}, true, 0.25, 1e-3)
+                          : batch_norm(x, w, b, mean.to(x.dtype()), var.to(x.dtype()), false, 0.25, 1e-3);
         };
-        const NormGrad grad = batch_norm_grad(seed, in, run(in, w, b), w, true, training);
-        check_near(grad.x, slope(x, seed, [&](const Tensor& v) { return run(v, w, b).out; }), 1e-7);
-        check_near(grad.weight, slope(w, seed, [&](const Tensor& v) { return run(x, v, b).out; }), 1e-7);
-        check_near(grad.bias, slope(b, seed, [&](const Tensor& v) { return run(x, w, v).out; }), 1e-7);
-        const Tensor low = in.to(f32);
-        const NormGrad rough = batch_norm_grad(seed.to(f32), low,
-                                               batch_norm(low, w.to(f32), b.to(f32), training ? Tensor() : mean.to(f32),
-                                                          training ? Tensor() : var.to(f32), training, 0.25, 1e-3),
-                                               w.to(f32), true, training);
+        const NormGrad grad = batch_norm_grad(seed, in, of(in, w, b), w, true, training);
+        check_near(grad.x, slope(x, seed, [&](const Tensor& v) { return of(v, w, b).out; }), 1e-7);
+        check_near(grad.weight, slope(w, seed, [&](const Tensor& v) { return of(x, v, b).out; }), 1e-7);
+        check_near(grad.bias, slope(b, seed, [&](const Tensor& v) { return of(x, w, v).out; }), 1e-7);
+        const Tensor low = in.to(f32), low_w = w.to(f32);
+        const NormGrad rough = batch_norm_grad(seed.to(f32), low, of(low, low_w, b.to(f32)), low_w, true, training);
         check_near(rough.x, grad.x, 1e-5);
         check_near(rough.weight, grad.weight, 1e-5);
       }
@@ -256,13 +251,12 @@ TEST_CASE("batch norm: values, gradients, running statistics") {
   check_near(batch_norm(far.to(f32), {}, {}, {}, {}, true).out,
              batch_norm(far.to(f32).to(f64), {}, {}, {}, {}, true).out, 1e-4);
   const Tensor big = random_rows({17, 5, 13, 11}, f32), flat = random_rows({3000, 19}, f32);
-  for (const Tensor& x : {big, with_channels_last(big), flat}) {
+  for (const Tensor& x : {big, with_channels_last(big), flat})
     check_threads([&] {
       const NormResult r = batch_norm(x, {}, {}, {}, {}, true);
       const NormGrad g = batch_norm_grad(x, x, r, ones({x.shape()[1]}), true, true);
       return std::vector{r.out, r.mean, r.rstd, g.x, g.weight, g.bias};
     });
-  }
 }
 
 TEST_CASE("cross entropy: values and gradients") {
@@ -382,10 +376,10 @@ TEST_CASE("wrong calls of row operations are named") {
 
 TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
   const PhiloxKey key{3, 4};
-  for (const DType dtype : {f32, f64, bf16}) {
+  for (const DType dtype : {f32, f64, bf16})
     for (const Shape& shape : {Shape{12}, {2, 24, 5}, {3, 4, 6, 2}, {2, 12, 700}, {1, 840, 3}, {0, 4}}) {
       const Tensor x = random_rows(shape, dtype, 1), entire = dropout(x, 0.3, key);
-      for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim) {
+      for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim)
         for (const int64_t count : {1, 2, 3, 4}) {
           const int64_t size = x.size(dim);
           if (size % count != 0) continue;
@@ -395,9 +389,7 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
                         own(entire).contiguous()));
           }
         }
-      }
     }
-  }
   CHECK_THROWS_WITH_AS(dropout(ones({4}), 0.3, key, {.index = 2, .count = 2}),
                        "[dropout] expected part.index >= 0 and below part.count, got 2 of 2", Error);
   CHECK_THROWS_AS(dropout(ones({4}), 0.3, key, {.dim = 1, .index = 0, .count = 2}), Error);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 #include <set>
 #include <thread>
 
@@ -148,7 +150,7 @@ TEST_CASE("views show the right elements") {
 
 TEST_CASE("copies between dtypes, strides and sizes") {
   const DType all[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
-  for (DType from : all) {
+  for (DType from : all)
     for (DType to : all) {
       INFO("from ", from, ", to ", to);
       const Tensor x = counting({11, 10}).to(from);
@@ -160,18 +162,15 @@ TEST_CASE("copies between dtypes, strides and sizes") {
       back.t().copy_(x);
       CHECK(back.t().to_vector<double>() == expected);
     }
-  }
   // Transposes of sizes around those of the kernel's tiles and blocks.
-  for (DType dtype : {f32, f64, bf16, u8}) {
-    for (int64_t rows : {1, 3, 15, 16, 17, 33, 130, 300}) {
+  for (DType dtype : {f32, f64, bf16, u8})
+    for (int64_t rows : {1, 3, 15, 16, 17, 33, 130, 300})
       for (int64_t columns : {1, 2, 16, 31, 64, 257, 600}) {
         CAPTURE(Shape({rows, columns}));
         Tensor x = randint(0, 100, {3, rows, columns}).to(dtype);
         CHECK(x.t().contiguous().to_vector<double>() == slow_values(x.t()));
         CHECK(x.permute({2, 0, 1}).contiguous().to_vector<double>() == slow_values(x.permute({2, 0, 1})));
       }
-    }
-  }
   const Tensor row = counting({3}), out = zeros({2, 3});
   CHECK(&out.copy_(row) == &out);
   CHECK(out.to_vector<float>() == std::vector<float>{0, 1, 2, 0, 1, 2});
@@ -205,9 +204,8 @@ TEST_CASE("creation") {
   CHECK(linspace(3, 1, 1).item() == 3);
   CHECK(eye(2, 3).to_vector<int>() == std::vector<int>{1, 0, 0, 0, 1, 0});
   CHECK(full({}, 2.5).item() == 2.5);
-  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean}) {
+  for (DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     CHECK(ones({70000}, {.dtype = dtype}).to_vector<int>() == std::vector<int>(70000, 1));
-  }
   const Tensor x = zeros({4, 4});
   x.slice(1, 0, 4, 2).fill_(1);
   CHECK(x[3].to_vector<int>() == std::vector<int>{1, 0, 1, 0});
@@ -222,63 +220,51 @@ TEST_CASE("philox gives the published numbers, and blocks give the same") {
   Tensor x = empty({1003});
   kernels::uniform(default_device(), x, 0, 1, key);
   const auto values = x.to_vector<float>();
-  for (int i : {0, 1, 2, 3, 4, 255, 256, 1000, 1002}) {
+  for (int i : {0, 1, 2, 3, 4, 255, 256, 1000, 1002})
     CHECK(values[size_t(i)] == float(philox(key, uint64_t(i / 4))[size_t(i % 4)] >> 8) * 0x1p-24f);
-  }
 }
 
 TEST_CASE("random numbers: range, moments, and the same bits for every number of threads") {
-  const int64_t n = 200003;
+  constexpr int64_t n = 200003;
   const PhiloxKey key{7, 9};
-  const Tensor source = ones({n});
-  std::vector<std::vector<double>> first;
-  for (int t : {1, 2, 3}) {
-    const Threads threads(t);
-    std::vector<std::vector<double>> now;
-    for (DType dtype : {f32, f64, f16, bf16}) {
-      Tensor x = empty({n}, {.dtype = dtype});
-      kernels::uniform(default_device(), x, -2, 3, key);
-      now.push_back(x.to_vector<double>());
-      kernels::normal(default_device(), x, 1, 2, key);
-      now.push_back(x.to_vector<double>());
-      kernels::dropout(default_device(), source.to(dtype), 0.25, key, {}, {}, x);
-      now.push_back(x.to_vector<double>());
-    }
-    Tensor integers = empty({n}, {.dtype = i64});
-    kernels::randint(default_device(), integers, -5, 6, key);
-    now.push_back(integers.to_vector<double>());
-    if (first.empty()) first = now;
-    CHECK(first == now);
-  }
+  const Device device = default_device();
+  const std::vector<DType> floats{f32, f64, f16, bf16};
   struct Row {
+    const char* name;
+    std::vector<DType> dtypes;
+    std::function<void(Tensor&)> draw;
     double mean, variance, low, high;
   };
-  for (size_t i = 0; i < first.size(); ++i) {
-    const Row row = i == 12      ? Row{0, 10, -5, 6}
-                    : i % 3 == 0 ? Row{0.5, 25.0 / 12, -2, 3}
-                    : i % 3 == 1 ? Row{1, 4, -15, 17}
-                                 : Row{1, 1.0 / 3, 0, 1.34};
-    double sum = 0, squares = 0;
-    for (double value : first[i]) {
-      sum += value;
-      squares += value * value;
+  const Row rows[] = {
+      {"uniform", floats, [&](Tensor& x) { kernels::uniform(device, x, -2, 3, key); }, 0.5, 25.0 / 12, -2, 3},
+      {"normal", floats, [&](Tensor& x) { kernels::normal(device, x, 1, 2, key); }, 1, 4, -15, 17},
+      {"dropout", floats, [&](Tensor& x) { kernels::dropout(device, ones({n}).to(x.dtype()), 0.25, key, {}, {}, x); },
+       1, 1.0 / 3, 0, 1.34},
+      {"randint", {i64}, [&](Tensor& x) { kernels::randint(device, x, -5, 6, key); }, 0, 10, -5, 6}};
+  for (const Row& row : rows)
+    for (const DType dtype : row.dtypes) {
+      INFO(row.name, " ", dtype);
+      Tensor x = empty({n}, {.dtype = dtype});
+      check_threads([&] { return row.draw(x), std::vector{x.clone()}; });
+      const auto values = x.to_vector<double>();
+      const auto [least, greatest] = std::ranges::minmax(values);
+      CHECK(least >= row.low);
+      CHECK(greatest < row.high);
+      const double mean = std::accumulate(values.begin(), values.end(), 0.0) / double(n),
+                   squares = std::inner_product(values.begin(), values.end(), values.begin(), 0.0),
+                   variance = squares / double(n) - mean * mean;
+      CHECK(std::abs(mean - row.mean) < 0.02 * (1 + std::sqrt(row.variance)));
+      CHECK(std::abs(variance / row.variance - 1) < 0.02);
     }
-    const auto [least, greatest] = std::minmax_element(first[i].begin(), first[i].end());
-    CHECK(*least >= row.low);
-    CHECK(*greatest < row.high);
-    const double mean = sum / double(n), variance = squares / double(n) - mean * mean;
-    CAPTURE(i);
-    CHECK(std::abs(mean - row.mean) < 0.02 * (1 + std::sqrt(row.variance)));
-    CHECK(std::abs(variance / row.variance - 1) < 0.02);
-  }
   // A shorter tensor gets a prefix of a longer one's numbers.
-  Tensor part = empty({777});
-  kernels::normal(default_device(), part, 1, 2, key);
-  CHECK(part.to_vector<double>() == std::vector<double>(first[1].begin(), first[1].begin() + 777));
+  Tensor part = empty({777}), entire = empty({n});
+  kernels::normal(device, part, 1, 2, key);
+  kernels::normal(device, entire, 1, 2, key);
+  CHECK(equal(part, entire.narrow(0, 0, 777)));
   Tensor nothing = empty({5});
-  kernels::dropout(default_device(), ones({5}), 1, key, {}, {}, nothing);
+  kernels::dropout(device, ones({5}), 1, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 0));
-  kernels::dropout(default_device(), ones({5}), 0, key, {}, {}, nothing);
+  kernels::dropout(device, ones({5}), 0, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
   CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
   // The whole range of a dtype can be drawn, including its limits.
@@ -369,7 +355,7 @@ TEST_CASE("memory of the CPU: ledger, cache, failed allocations") {
 TEST_CASE("memory of the cpu: random sizes on many threads, freed elsewhere") {
   std::vector<Tensor> shared(64);
   std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
+  for (int t = 0; t < 4; ++t)
     threads.emplace_back([&shared, t] {
       uint64_t state = uint64_t(t);
       for (int i = 0; i < 2000; ++i) {
@@ -382,7 +368,6 @@ TEST_CASE("memory of the cpu: random sizes on many threads, freed elsewhere") {
         if (n > 0) slot.data<int32_t>()[0] = slot.data<int32_t>()[n - 1] = int32_t(n);
       }
     });
-  }
   for (auto& thread : threads) thread.join();
   for (const Tensor& x : shared) {
     if (x.defined() && x.numel() > 0) REQUIRE(x.data<int32_t>()[x.numel() - 1] == int32_t(x.numel()));
