@@ -166,7 +166,7 @@ TEST_CASE("lora: frozen parameters have no optimizer state and send no gradient"
 TEST_CASE("lora: a Linear that a rule cuts and its model does not is refused") {
   const OnCpu on_cpu;
   struct Plain : nn::Layer<Plain> {
-    nn::Linear up{nn::Linear::Options{.in = 4, .out = 8}}, down{nn::Linear::Options{.in = 8, .out = 4}};
+    nn::Linear up = linear(4, 8), down = linear(8, 4);
     Variable forward(const Variable& x) { return down(relu(up(x))); }
     void fields(nn::Fields& f) override { f("up", up)("down", down); }
   };
