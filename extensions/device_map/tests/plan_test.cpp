@@ -214,34 +214,23 @@ TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
   CHECK(infer(net, DeviceMap{{"", "disk"}, {"blocks.1", "cpu:1"}}).main == second);
   CHECK(infer(net, DeviceMap{{"", "disk"}}).main == cpu);
   CHECK(infer(net, DeviceMap{{"", Device{}}}).places[0].name == "cpu:0");
-  struct Row {
-    DeviceMap map;
-    device_map::DeviceMapOptions options;
-    const char* text;
-  };
-  const Row rows[] = {
-      {{{"", "cpu:0"}, {"block.1", "cpu:1"}}, {}, "Net has no module or parameter 'block.1'; did you mean blocks.1?"},
+
+  const std::pair<DeviceMap, const char*> rows[] = {
+      {{{"", "cpu:0"}, {"block.1", "cpu:1"}}, "Net has no module or parameter 'block.1'; did you mean blocks.1?"},
       {{{"first", "cpu:0"}, {"blocks.0", "cpu:1"}, {"last.weight", "cpu"}},
-       {},
        "expected a place for every parameter, got none for blocks.1.a.weight, blocks.1.a.bias, blocks.1.b.weight, "
        "blocks.1.b.bias, last.bias"},
-      {{}, {}, "expected a place for every parameter"},
+      {{}, "expected a place for every parameter"},
       {{{"", "cpu:0"}, {"first.weight", "cpu:1"}},
-       {},
        "first must not be split: expected one place for first.weight and first.bias, got cpu:1 and cpu:0"},
-      {{{"", "cpu:2"}}, {}, "expected one of the devices cpu:0, cpu:1, got cpu:2"},
-      {{{"", "cpu:0"}},
-       {.max_memory = {{"cpu:0", 479}}},
-       "the map puts 480 bytes on cpu:0, max_memory is 479, 1 too few"},
-      {{{"", "cpu:0"}, {"last", "disk"}},
-       {.max_memory = {{"cpu:0", 479}}},
-       "the map puts 480 bytes on cpu:0, 80 of them to run what is elsewhere, max_memory is 479, 1 too few"},
+      {{{"", "cpu:2"}}, "expected one of the devices cpu:0, cpu:1, got cpu:2"},
   };
-  for (const Row& row : rows) {
-    const std::string text = message([&] { infer(net, row.map, row.options); });
-    CAPTURE(text);
-    CHECK(contains(text, row.text));
-  }
+  for (const auto& [map, text] : rows) CHECK_ERROR(infer(net, map), text);
+  const device_map::DeviceMapOptions tight{.max_memory = {{"cpu:0", 479}}};  // the model has 480 bytes
+  CHECK_ERROR(infer(net, DeviceMap{{"", "cpu:0"}}, tight),
+              "the map puts 480 bytes on cpu:0, max_memory is 479, 1 too few");
+  CHECK_ERROR(infer(net, DeviceMap{{"", "cpu:0"}, {"last", "disk"}}, tight),
+              "the map puts 480 bytes on cpu:0, 80 of them to run what is elsewhere, max_memory is 479, 1 too few");
   CHECK_ERROR(device_map::Location("dsk"),
               "expected a device (cpu:0, cuda:0), cpu (host memory) or disk, got 'dsk'; did you mean disk?");
   CHECK_ERROR(infer(net, "balance"),

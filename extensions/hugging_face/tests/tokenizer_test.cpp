@@ -204,9 +204,7 @@ TEST_CASE("an added token whose id the vocabulary has, too, is decoded as there"
 
 TEST_CASE("corrupt files are refused with file and key") {
   TempDir dir;
-  const struct {
-    const char *vocab, *merges, *message;
-  } files[] = {
+  const char* const files[][3] = {
       {"{", "", "vocab.json:1:2: syntax error"},
       {"[]", "", "vocab.json: expected an object, got a list"},
       {"{}", "", "expected tokens, got none"},
@@ -224,10 +222,8 @@ TEST_CASE("corrupt files are refused with file and key") {
       {R"({"a": 0, "b": 1, "ab": 2})", "a b c\n", "expected two tokens with a space between"},
       {R"({"a": 0, "b": 1, "ab": 2})", "a \xff\n", "expected two tokens of GPT-2's byte alphabet"},
   };
-  for (const auto& row : files) {
-    const auto vocab = dir.write("vocab.json", row.vocab), merges = dir.write("merges.txt", row.merges);
-    CHECK_ERROR(BpeTokenizer::from_files(vocab, merges), row.message);
-  }
+  for (const auto& [vocab, merges, said] : files)
+    CHECK_ERROR(BpeTokenizer::from_files(dir.write("vocab.json", vocab), dir.write("merges.txt", merges)), said);
   const std::string words = R"("pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false})";
   const auto full = [&](const std::string& model, const std::string& rest = "") {
     return "{" + words + rest + ", \"model\": {" + model + "}}";

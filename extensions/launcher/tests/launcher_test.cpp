@@ -73,16 +73,12 @@ TEST_CASE("a hostfile has one host a line") {
 }
 
 TEST_CASE("include and exclude choose hosts and slots") {
-  const struct {
-    const char *include, *exclude, *kept;
-  } rows[] = {
+  const char* const rows[][3] = {
       {"", "", "a:0123 b:0123 c:01 "}, {"c@a", "", "a:0123 c:01 "},   {"a:2,0@c", "", "a:02 c:01 "},
       {"", "b", "a:0123 c:01 "},       {"", "b:0,3@a", "b:12 c:01 "}, {"", "c:0,1", "a:0123 b:0123 "},
   };
-  for (const auto& row : rows) CHECK(text_of(filter_hosts(abc, row.include, row.exclude)) == row.kept);
-  const struct {
-    const char *include, *exclude, *expected;
-  } wrong[] = {
+  for (const auto& [include, exclude, kept] : rows) CHECK(text_of(filter_hosts(abc, include, exclude)) == kept);
+  const char* const wrong[][3] = {
       {"a", "b", "got both"},
       {"d", "", "--include names host 'd', which is not among: a, b, c"},
       {"", "d", "--exclude names host 'd'"},
@@ -96,7 +92,7 @@ TEST_CASE("include and exclude choose hosts and slots") {
       {"", "a@b@c", "leaves no slot on any host"},
       {"", "a@b@c:0,1", "leaves no slot"},
   };
-  for (const auto& row : wrong) { CHECK_ERROR(filter_hosts(abc, row.include, row.exclude), row.expected); }
+  for (const auto& [include, exclude, expected] : wrong) CHECK_ERROR(filter_hosts(abc, include, exclude), expected);
   CHECK(text_of(limit_hosts(abc, 2, 3)) == "a:012 b:012 ");
   CHECK(limit_hosts(abc, 0, 0) == abc);
   CHECK_ERROR(limit_hosts(abc, 4, 0), "--num-nodes of at most 3");
