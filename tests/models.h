@@ -4,6 +4,7 @@
 #include "nn/layer_list.h"
 #include "nn/models/gpt.h"
 #include "nn/nn.h"
+#include "tensor/random.h"
 
 namespace testing {
 
@@ -101,6 +102,15 @@ struct Blocks : nn::Layer<Blocks> {
     return nn::LayerList().add(in).append(blocks[0].layers()).append(blocks[1].layers()).add(out);
   }
 };
+
+/// A GPT in evaluation mode with large weights, so that scores of tokens are far apart.
+inline nn::GPT drawn_gpt(const nn::GPT::Options& o, uint64_t seed = 3) {
+  manual_seed(seed);
+  nn::GPT model(o);
+  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
+  model.eval();
+  return model;
+}
 
 /// The sizes of a Llama instead of a GPT.
 inline nn::GPT::Options as_llama(nn::GPT::Options o) {

@@ -14,6 +14,7 @@
 #include "tensor/random.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
+#include "tests/models.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
@@ -22,12 +23,7 @@ using namespace lockstep::nn;
 namespace {
 
 GPT small_gpt(uint64_t seed = 3) {
-  manual_seed(seed);
-  GPT model({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4});
-  // large weights give well separated logits
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
-  model.eval();
-  return model;
+  return testing::drawn_gpt({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4}, seed);
 }
 
 std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {

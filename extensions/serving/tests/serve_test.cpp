@@ -14,6 +14,7 @@
 #include "tensor/random.h"
 #include "tests/block_pattern.h"
 #include "tests/messages.h"
+#include "tests/models.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
@@ -269,13 +270,9 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
   for (const Row& row :
        {Row{"gpt", gpt, false}, Row{"llama", llama, false}, Row{"window", window, false}, Row{"sparse", gpt, true}}) {
     CAPTURE(row.name);
-    manual_seed(3);
-    nn::GPT model(row.o);
-    // large weights give well separated logits
-    for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
+    nn::GPT model = testing::drawn_gpt(row.o);
     if (row.sparse)
       for (auto& block : model.blocks.items) block->attention.set_sparsity(std::make_shared<testing::Strided>(8));
-    model.eval();
     std::vector<Asked> asked;
     for (int64_t i = 0; i < 32; ++i) {
       Asked a{.prompt = ids(1 + (i * 13) % 70, i % 5)};  // some have common prefixes
@@ -326,9 +323,7 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
 }
 
 TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of the prompt; rejected requests") {
-  manual_seed(3);
-  nn::GPT model({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
+  nn::GPT model = testing::drawn_gpt({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
   std::atomic<int> steps = 0, after = -1;
   std::shared_ptr<Answer> goes, stays;
   std::mutex mutex;
