@@ -4,6 +4,7 @@
 #include "nn/layer_list.h"
 #include "nn/models/gpt.h"
 #include "nn/nn.h"
+#include "tensor/random.h"
 
 namespace testing {
 
@@ -105,6 +106,15 @@ struct Blocks : nn::Layer<Blocks> {
 /// A function that makes an optimizer O for the parameters of a model.
 template <class O, class Options> auto optimizer_of(const Options& options) {
   return [options](nn::Module& m) { return std::make_unique<O>(m.parameters(), options); };
+}
+
+/// A GPT in evaluation mode with large weights, so that scores of tokens are far apart.
+inline nn::GPT drawn_gpt(const nn::GPT::Options& o, uint64_t seed = 3) {
+  manual_seed(seed);
+  nn::GPT model(o);
+  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
+  model.eval();
+  return model;
 }
 
 /// The sizes of a Llama instead of a GPT.

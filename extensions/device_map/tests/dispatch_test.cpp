@@ -2,7 +2,6 @@
 // loaded from host memory and disk.
 #include <doctest/doctest.h>
 
-#include <unistd.h>
 #include <filesystem>
 #include <span>
 
@@ -14,11 +13,13 @@
 #include "tensor/random.h"
 #include "tests/devices.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using device_map::DeviceMap;
 using device_map::dispatch;
 using device_map::infer;
+using testing::TempDir;
 
 namespace {
 
@@ -49,14 +50,6 @@ bool same(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && all(eq(a.to(cpu), b.to(cpu))).item<bool>();
 }
 
-struct Folder {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / str("lockstep-device-map-", ::getpid());
-  Folder() { std::filesystem::create_directories(path); }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  size_t files() const { return size_t(std::distance(std::filesystem::directory_iterator(path), {})); }
-};
-
 int64_t parameters_on(Device device) { return device_memory(device).category[int(Memory::parameter)].current; }
 int64_t max_parameters_on(Device device) { return device_memory(device).category[int(Memory::parameter)].peak; }
 
@@ -64,7 +57,7 @@ int64_t max_parameters_on(Device device) { return device_memory(device).category
 
 TEST_CASE("device map: logits, loss and generated text are bit-identical to one device, wherever parts are") {
   const Devices devices(3);
-  const Folder folder;
+  const TempDir folder;
   for (const bool tied : {true, false}) {
     Tensor logits;
     std::vector<int64_t> text;
@@ -92,13 +85,11 @@ TEST_CASE("device map: logits, loss and generated text are bit-identical to one 
         if (from_file)
           for (const Variable& p : gpt.parameters()) p.tensor().fill_(7);
         const auto plan = infer(gpt, map);
-        CAPTURE(plan.text());
-        CAPTURE(from_file);
-        CAPTURE(tied);
+        INFO(plan.text(), ", from a file: ", from_file, ", tied: ", tied);
         {
           auto dispatched = dispatch(gpt, plan,
                                      {.weights = from_file ? folder / "gpt.safetensors" : "",
-                                      .offload_folder = from_file ? "" : folder.path.string()});
+                                      .offload_folder = from_file ? "" : folder.str()});
           CHECK(folder.files() == 1);  // the offload file is already unlinked
           const NoGrad scope;
           for (int run = 0; run < 2; ++run) CHECK(same(gpt(tokens()).tensor(), logits));
@@ -108,9 +99,7 @@ TEST_CASE("device map: logits, loss and generated text are bit-identical to one 
           CHECK(continued(gpt, prompt, 20) == text);
         }
         // Afterwards, parts from host memory are back in the model; parts from disk raise an error that says so.
-        size_t on_disk = 0;
-        for (const auto& place : plan.places) on_disk += place.name == "disk";
-        if (on_disk > 0)
+        if (std::ranges::any_of(plan.places, [](const auto& place) { return place.name == "disk"; }))
           CHECK(contains(message([&] {
                            for (const Variable& p : gpt.parameters()) p.tensor().clone();
                          }),
@@ -123,7 +112,7 @@ TEST_CASE("device map: logits, loss and generated text are bit-identical to one 
 
 TEST_CASE("device map: the ledger of each device stays below its limit, from a file, without ever holding the whole") {
   const Devices devices(2);
-  const Folder folder;
+  const TempDir folder;
   Tensor logits;
   int64_t full = 0;
   {
@@ -140,10 +129,7 @@ TEST_CASE("device map: the ledger of each device stays below its limit, from a f
   for (const Row& row : {Row{"auto", full, full, 0}, Row{"balanced_low_0", full, full / 2, 0},
                          Row{"sequential", full / 2, full * 6 / 10, 0}, Row{"auto", full / 2, full / 4, full / 4},
                          Row{"sequential", full * 4 / 10, 0, 0}, Row{"auto", full * 4 / 10, full / 4, 0}}) {
-    CAPTURE(row.mode);
-    CAPTURE(row.first);
-    CAPTURE(row.next);
-    CAPTURE(row.host);
+    INFO(row.mode, " with ", row.first, ", ", row.next, " and ", row.host, " bytes");
     const int64_t before_first = parameters_on(cpu), before_second = parameters_on(second);
     reset_peak_device_memory(cpu);
     std::optional<nn::GPT> gpt;
@@ -221,11 +207,11 @@ TEST_CASE("device map: training over devices is bit-identical to one; from disk 
       CHECK(same(plain[i].second, mapped[i].second));
     }
   }
-  const Folder folder;
+  const TempDir folder;
   for (const char* place : {"disk", "cpu"}) {
     auto gpt = make_gpt();
-    auto dispatched = dispatch(gpt, infer(gpt, DeviceMap{{"", "cpu:0"}, {"blocks.3", place}}),
-                               {.offload_folder = folder.path.string()});
+    auto dispatched =
+        dispatch(gpt, infer(gpt, DeviceMap{{"", "cpu:0"}, {"blocks.3", place}}), {.offload_folder = folder.str()});
     CHECK_ERROR(
         gpt(tokens()),
         str("blocks.3 lies ", *place == 'd' ? "on disk" : "in host memory",
@@ -262,7 +248,7 @@ TEST_CASE("device map: blocks that are cut, chains, buffers, parts without param
     expected = net(x).tensor();
     for (const auto& [name, tensor] : net.state()) state.emplace_back(name, tensor.clone());
   }
-  const Folder folder;
+  const TempDir folder;
   for (const DeviceMap& map :
        {DeviceMap{{"", "cpu:0"}, {"chain.2", "cpu:1"}, {"b", "cpu:2"}},
         DeviceMap{{"", "cpu:1"}, {"chain.0", "cpu:2"}, {"chain.3", "cpu:0"}}, DeviceMap{{"", "disk"}, {"a", "cpu:2"}},
@@ -272,7 +258,7 @@ TEST_CASE("device map: blocks that are cut, chains, buffers, parts without param
     net.eval();
     const auto plan = infer(net, map);
     CAPTURE(plan.text());
-    auto dispatched = dispatch(net, plan, {.offload_folder = folder.path.string()});
+    auto dispatched = dispatch(net, plan, {.offload_folder = folder.str()});
     const NoGrad scope;
     CHECK(same(net(x).tensor(), expected));
     const int64_t held = parameters_on(plan.main);
@@ -281,7 +267,7 @@ TEST_CASE("device map: blocks that are cut, chains, buffers, parts without param
     CHECK(parameters_on(plan.main) == held);  // also dropped after an error
     net.fails = false;
     CHECK(same(net(x).tensor(), expected));
-    CHECK_ERROR(dispatch(net, plan, {.offload_folder = folder.path.string()}),
+    CHECK_ERROR(dispatch(net, plan, {.offload_folder = folder.str()}),
                 plan.reserved > 0 ? "has no values" : "by another device map");
     CHECK_ERROR((void)dispatched.hold("nothing"), "expected the name of a module with parameters, got 'nothing'");
   }
@@ -289,7 +275,7 @@ TEST_CASE("device map: blocks that are cut, chains, buffers, parts without param
 
 TEST_CASE("device map: files that are missing, damaged or of another model") {
   const Devices devices(2);
-  const Folder folder;
+  const TempDir folder;
   auto gpt = make_gpt();
   const auto plan = infer(gpt, DeviceMap{{"", "cpu:0"}, {"blocks.1", "disk"}});
   const auto error = [&](const device_map::DispatchOptions& options) {

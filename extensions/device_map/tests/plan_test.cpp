@@ -2,10 +2,7 @@
 // maps.
 #include <doctest/doctest.h>
 
-#include <unistd.h>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "data/files.h"
 #include "data/safetensors.h"
@@ -16,6 +13,7 @@
 #include "tests/devices.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using device_map::DeviceMap;
@@ -59,67 +57,54 @@ std::string printed(const Placement& plan) {
 
 TEST_CASE("device map: modes over two and three devices, host memory and disk") {
   const Devices devices(3);
-  const std::map<std::string, device_map::Bytes> two = {{"cpu:0", layer * 10}, {"cpu:1", layer * 10}},
-                                                 three = {{"cpu:0", layer * 10},
-                                                          {"cpu:1", layer * 10},
-                                                          {"cpu:2", layer * 10}};
   struct Row {
     const char* mode;
-    std::map<std::string, device_map::Bytes> memory;
-    std::vector<std::string> no_split;
+    std::map<std::string, int64_t> layers;  // that fit into each place
     const char* expected;
-    int64_t reserved;
+    int64_t reserved = 0;
+    std::vector<std::string> no_split = {};
   };
+  const std::map<std::string, int64_t> two = {{"cpu:0", 10}, {"cpu:1", 10}},
+                                       three = {{"cpu:0", 10}, {"cpu:1", 10}, {"cpu:2", 10}};
+  const char *const halves = "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1",
+                    *const two_first = "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1=cpu:1 first=cpu:0 last=cpu:1";
   const Row rows[] = {
-      {"auto", two, {}, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
-      {"balanced", two, {}, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
-      {"auto",
-       three,
-       {},
-       "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1.a=cpu:1 blocks.1.b=cpu:2 first=cpu:0 last=cpu:2",
-       0},
-      {"auto", three, unsplit, "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1", 0},
-      {"sequential", two, {}, "all=cpu:0", 0},
-      {"sequential",
-       {{"cpu:0", layer * 2}, {"cpu:1", layer * 10}},
-       {},
-       "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1=cpu:1 first=cpu:0 last=cpu:1",
-       0},
-      {"balanced_low_0", two, {}, "all=cpu:1", 0},
-      {"balanced_low_0", three, {}, "blocks.0=cpu:1 blocks.1=cpu:2 first=cpu:1 last=cpu:2", 0},
-      {"balanced_low_0",
-       {{"cpu:0", layer * 10}, {"cpu:1", layer * 4}},
-       {},
-       "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1=cpu:1 first=cpu:0 last=cpu:1",
-       0},
-      {"auto", {{"cpu:0", layer * 6}}, {}, "all=cpu:0", 0},
+      {"auto", two, halves},
+      {"balanced", two, halves},
+      {"auto", three, "blocks.0.a=cpu:0 blocks.0.b=cpu:1 blocks.1.a=cpu:1 blocks.1.b=cpu:2 first=cpu:0 last=cpu:2"},
+      {"auto", three, halves, 0, unsplit},
+      {"sequential", two, "all=cpu:0"},
+      {"sequential", {{"cpu:0", 2}, {"cpu:1", 10}}, two_first},
+      {"balanced_low_0", two, "all=cpu:1"},
+      {"balanced_low_0", three, "blocks.0=cpu:1 blocks.1=cpu:2 first=cpu:1 last=cpu:2"},
+      {"balanced_low_0", {{"cpu:0", 10}, {"cpu:1", 4}}, two_first},
+      {"auto", {{"cpu:0", 6}}, "all=cpu:0"},
       // Not everything fits: the first device reserves room for the largest part that is loaded.
       {"auto",
-       {{"cpu:0", layer * 2}, {"cpu:1", layer}, {"cpu", layer * 2}},
-       {},
+       {{"cpu:0", 2}, {"cpu:1", 1}, {"cpu", 2}},
        "blocks.0.a=cpu:1 blocks.0.b=cpu blocks.1.a=cpu blocks.1.b=disk first=cpu:0 last=disk",
        layer},
       {"sequential",
-       {{"cpu:0", layer * 3}, {"cpu", layer * 3}},
-       unsplit,
+       {{"cpu:0", 3}, {"cpu", 3}},
        "blocks.0=cpu blocks.1=disk first=cpu:0 last=disk",
-       2 * layer},
-      {"auto", {{"cpu:0", layer}}, {}, "all=disk", layer},
-      {"auto", {{"cpu:1", layer * 2}, {"cpu", layer * 20}}, {}, "blocks=cpu first=cpu:1 last=cpu", layer},
+       2 * layer,
+       unsplit},
+      {"auto", {{"cpu:0", 1}}, "all=disk", layer},
+      {"auto", {{"cpu:1", 2}, {"cpu", 20}}, "blocks=cpu first=cpu:1 last=cpu", layer},
   };
   Net net;
   for (const Row& row : rows) {
-    CAPTURE(row.mode);
-    CAPTURE(row.expected);
-    const Placement plan = infer(net, row.mode, {.max_memory = row.memory, .no_split_module_classes = row.no_split});
+    INFO(row.mode, ": ", row.expected);
+    std::map<std::string, device_map::Bytes> memory;
+    for (const auto& [place, layers] : row.layers) memory.emplace(place, layers * layer);
+    const Placement plan = infer(net, row.mode, {.max_memory = memory, .no_split_module_classes = row.no_split});
     CHECK(printed(plan) == row.expected);
     CHECK(plan.reserved == row.reserved);
     int64_t sum = 0;
     for (const auto& [place, bytes] : plan.held) {
       sum += bytes;
-      if (row.memory.count(place))
-        CHECK(bytes + (device_map::Location(plan.main).name == place ? plan.reserved : 0) <=
-              row.memory.at(place).count);
+      if (memory.count(place))
+        CHECK(bytes + (device_map::Location(plan.main).name == place ? plan.reserved : 0) <= memory.at(place).count);
     }
     CHECK(sum == 6 * layer);
     // a manual map gives the same
@@ -137,10 +122,7 @@ TEST_CASE("device map: any limits give a plan that keeps them, or say how many b
         for (const char* mode : {"auto", "balanced_low_0", "sequential"}) {
           const device_map::DeviceMapOptions options{
               .max_memory = {{"cpu:0", a * layer}, {"cpu:1", b * layer + 7}, {"cpu", host * layer}, {"disk", 0}}};
-          CAPTURE(a);
-          CAPTURE(b);
-          CAPTURE(host);
-          CAPTURE(mode);
+          INFO(mode, " with room for ", a, ", ", b, " and ", host, " layers");
           // Layers in host memory run on the first device, cpu:0, which needs room for at least one of them.
           const bool possible = a + b >= 6 || (host > 0 && a >= 1);
           const std::string text = message([&] {
@@ -193,8 +175,8 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
     const Tensor x = randn({2, 4}), expected = (NoGrad(), tied(x).tensor());
     nn::State state = tied.state();
     state[0].first = "c.weight";
-    const std::string file =
-        (std::filesystem::temp_directory_path() / str("lockstep-tied-", ::getpid(), ".safetensors")).string();
+    const testing::TempDir folder;
+    const std::string file = folder / "tied.safetensors";
     data::save_safetensors(file, state);
     for (const auto& p : tied.parameters()) p.tensor().fill_(0);
     const NoGrad scope;
@@ -205,7 +187,6 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
       // the shared weight is loaded twice, because b runs between a and c
       CHECK(dispatched.bytes_loaded() == (*place == 'd' ? 96 + 64 : 0));
     }
-    std::filesystem::remove(file);
   }
   CHECK_ERROR(infer(tied, DeviceMap{{"", "cpu:0"}, {"c", "cpu:1"}}),
               "a and c share a parameter: expected one place for both, got cpu:0 and cpu:1");
@@ -233,34 +214,23 @@ TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
   CHECK(infer(net, DeviceMap{{"", "disk"}, {"blocks.1", "cpu:1"}}).main == second);
   CHECK(infer(net, DeviceMap{{"", "disk"}}).main == cpu);
   CHECK(infer(net, DeviceMap{{"", Device{}}}).places[0].name == "cpu:0");
-  struct Row {
-    DeviceMap map;
-    device_map::DeviceMapOptions options;
-    const char* text;
-  };
-  const Row rows[] = {
-      {{{"", "cpu:0"}, {"block.1", "cpu:1"}}, {}, "Net has no module or parameter 'block.1'; did you mean blocks.1?"},
+
+  const std::pair<DeviceMap, const char*> rows[] = {
+      {{{"", "cpu:0"}, {"block.1", "cpu:1"}}, "Net has no module or parameter 'block.1'; did you mean blocks.1?"},
       {{{"first", "cpu:0"}, {"blocks.0", "cpu:1"}, {"last.weight", "cpu"}},
-       {},
        "expected a place for every parameter, got none for blocks.1.a.weight, blocks.1.a.bias, blocks.1.b.weight, "
        "blocks.1.b.bias, last.bias"},
-      {{}, {}, "expected a place for every parameter"},
+      {{}, "expected a place for every parameter"},
       {{{"", "cpu:0"}, {"first.weight", "cpu:1"}},
-       {},
        "first must not be split: expected one place for first.weight and first.bias, got cpu:1 and cpu:0"},
-      {{{"", "cpu:2"}}, {}, "expected one of the devices cpu:0, cpu:1, got cpu:2"},
-      {{{"", "cpu:0"}},
-       {.max_memory = {{"cpu:0", 479}}},
-       "the map puts 480 bytes on cpu:0, max_memory is 479, 1 too few"},
-      {{{"", "cpu:0"}, {"last", "disk"}},
-       {.max_memory = {{"cpu:0", 479}}},
-       "the map puts 480 bytes on cpu:0, 80 of them to run what is elsewhere, max_memory is 479, 1 too few"},
+      {{{"", "cpu:2"}}, "expected one of the devices cpu:0, cpu:1, got cpu:2"},
   };
-  for (const Row& row : rows) {
-    const std::string text = message([&] { infer(net, row.map, row.options); });
-    CAPTURE(text);
-    CHECK(contains(text, row.text));
-  }
+  for (const auto& [map, text] : rows) CHECK_ERROR(infer(net, map), text);
+  const device_map::DeviceMapOptions tight{.max_memory = {{"cpu:0", 479}}};  // the model has 480 bytes
+  CHECK_ERROR(infer(net, DeviceMap{{"", "cpu:0"}}, tight),
+              "the map puts 480 bytes on cpu:0, max_memory is 479, 1 too few");
+  CHECK_ERROR(infer(net, DeviceMap{{"", "cpu:0"}, {"last", "disk"}}, tight),
+              "the map puts 480 bytes on cpu:0, 80 of them to run what is elsewhere, max_memory is 479, 1 too few");
   CHECK_ERROR(device_map::Location("dsk"),
               "expected a device (cpu:0, cuda:0), cpu (host memory) or disk, got 'dsk'; did you mean disk?");
   CHECK_ERROR(infer(net, "balance"),
@@ -288,25 +258,18 @@ TEST_CASE("device map: pictures, and the one in README.md") {
   }
   nn::GPT gpt({.vocab = 65, .context = 32, .layers = 6, .width = 24, .heads = 2});
   const Placement plan = infer(gpt, "auto", {.max_memory = {{"cpu:0", "64KiB"}, {"cpu:1", "40KiB"}, {"cpu", "30KiB"}}});
-  std::ifstream in(std::filesystem::path(golden_folder()).parent_path().parent_path() / "images/device_map.svg",
-                   std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  CHECK_MESSAGE(text.str() == draw_svg(plan),
+  const std::filesystem::path extension = std::filesystem::path(golden_folder()).parent_path().parent_path();
+  CHECK_MESSAGE(data::read_file((extension / "images/device_map.svg").string(), 1 << 20) == draw_svg(plan),
                 "images/device_map.svg is out of date; draw it again: LOCKSTEP_CPU_DEVICES=2 examples/device_map auto "
-                "cpu:0=64KiB cpu:1=40KiB "
-                "cpu=30KiB --svg FILE");
+                "cpu:0=64KiB cpu:1=40KiB cpu=30KiB --svg FILE");
 }
 
 TEST_CASE("device map: bytes as people write them") {
-  struct Row {
-    const char* text;
-    int64_t bytes;
-  };
-  for (const Row& row : {Row{"0", 0}, Row{"17", 17}, Row{"10GiB", int64_t(10) << 30}, Row{"500 MB", 500'000'000},
-                         Row{"1.5KiB", 1536}, Row{"1e9", 1'000'000'000}, Row{"2TB", 2'000'000'000'000}}) {
-    CHECK(device_map::Bytes(row.text).count == row.bytes);
-  }
+  using Row = std::pair<const char*, int64_t>;
+  for (const auto& [text, bytes] :
+       {Row("0", 0), Row("17", 17), Row("10GiB", int64_t(10) << 30), Row("500 MB", 500'000'000), Row("1.5KiB", 1536),
+        Row("1e9", 1'000'000'000), Row("2TB", 2'000'000'000'000)})
+    CHECK(device_map::Bytes(text).count == bytes);
   for (const char* bad : {"", "GiB", "10 GB free", "-1", "1e30", "nan", "inf"})
     CHECK_ERROR(device_map::Bytes{bad}, "expected bytes such as");
 }

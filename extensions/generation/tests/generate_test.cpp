@@ -9,12 +9,13 @@
 #include <cstdlib>
 #include <random>
 
-#include "base/threads.h"
 #include "data/json.h"
 #include "extensions/generation/text_stream.h"
 #include "tensor/random.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
+#include "tests/models.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 using namespace lockstep::nn;
@@ -22,12 +23,7 @@ using namespace lockstep::nn;
 namespace {
 
 GPT small_gpt(uint64_t seed = 3) {
-  manual_seed(seed);
-  GPT model({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4});
-  // large weights give well separated logits
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
-  model.eval();
-  return model;
+  return testing::drawn_gpt({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4}, seed);
 }
 
 std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
@@ -49,10 +45,14 @@ Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std:
 
 TEST_CASE("distribution: probabilities match Transformers") {
   const data::Json golden = data::read_json(std::string(golden_folder()) + "/sampling.json");
-  std::vector<float> logits;
-  for (const data::Json& one : golden.at("logits").as_array()) logits.push_back(float(one.as_number()));
-  std::vector<int64_t> previous;
-  for (const data::Json& one : golden.at("seen").as_array()) previous.push_back(one.as_int());
+  const auto numbers = [](const data::Json& list) {
+    std::vector<double> all;
+    for (const data::Json& one : list.as_array()) all.push_back(one.as_number());
+    return all;
+  };
+  const std::vector<double> scores = numbers(golden.at("logits")), seen = numbers(golden.at("seen"));
+  const std::vector<float> logits(scores.begin(), scores.end());
+  const std::vector<int64_t> previous(seen.begin(), seen.end());
   for (const data::Json& c : golden.at("cases").as_array()) {
     const data::Json& a = c.at("args");
     CAPTURE(a.dump());
@@ -65,8 +65,7 @@ TEST_CASE("distribution: probabilities match Transformers") {
       else if (key == "repetition_penalty") g.repetition_penalty = value.as_number();
       else FAIL("unknown ", key);
     }
-    std::vector<double> wanted;
-    for (const data::Json& one : c.at("probabilities").as_array()) wanted.push_back(one.as_number());
+    std::vector<double> wanted = numbers(c.at("probabilities"));
     // a tie: we keep the lower id
     if (a == data::Json(data::Json::Object{{"top_p", 0.6}})) std::swap(wanted[1], wanted[2]);
     std::vector<double> got(logits.size());
@@ -82,12 +81,9 @@ TEST_CASE("distribution: probabilities match Transformers") {
 TEST_CASE("process_logits: each rule") {
   const std::vector<float> logits{1, -2, 3, 0.5f, 2};
   const std::vector<int64_t> prompt{1, 2, 3}, answer{2, 4, 2};
-  struct Row {
-    Generation g;
-    std::vector<double> wanted;
-  };
+  using Row = std::pair<Generation, std::vector<double>>;
   const double never = -INFINITY;
-  for (const Row& r :
+  for (const auto& [g, wanted] :
        {Row{{.logit_bias = {{0, 2.5}, {4, -1}}}, {3.5, -2, 3, 0.5, 1}},
         {{.repetition_penalty = 2}, {1, -4, 1.5, 0.25, 1}},
         {{.presence_penalty = 0.5, .frequency_penalty = 1}, {1, -2, 0.5, 0.5, 0.5}},
@@ -97,11 +93,9 @@ TEST_CASE("process_logits: each rule") {
         {{.min_new_tokens = 3, .eos_token_id = {0, 3}}, {1, -2, 3, 0.5, 2}},
         {{.suppress_tokens = {2}}, {1, -2, never, 0.5, 2}},
         {{.logit_bias = {{1, 4}}, .repetition_penalty = 2, .presence_penalty = 1}, {1, 1, 0.5, 0.25, 0}}})
-    CHECK(process_logits(logits, prompt, answer, r.g) == r.wanted);
-  CHECK(contains(message([&] {
-                   process_logits(std::vector<float>{1, NAN}, prompt, answer, {});
-                 }),
-                 "[generate] logits of token 1 are not numbers"));
+    CHECK(process_logits(logits, prompt, answer, g) == wanted);
+  CHECK_ERROR(process_logits(std::vector<float>{1, NAN}, prompt, answer, {}),
+              "[generate] logits of token 1 are not numbers");
 }
 
 TEST_CASE("distribution: a draw from a large vocabulary is the place of u in the sorted distribution") {
@@ -211,7 +205,7 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
       }
       CHECK(std::abs(below - 1) < 1e-9);
     }
-  CHECK(contains(message([] { next_token(std::vector<double>{}, {}, 0); }), "no token is left"));
+  CHECK_ERROR(next_token(std::vector<double>{}, {}, 0), "no token is left");
   CHECK(log_probabilities(std::vector<float>{-INFINITY}) == std::vector<double>{-INFINITY});
   CHECK(std::abs(log_probabilities(std::vector<float>{INFINITY, 1, INFINITY})[2] - std::log(0.5)) < 1e-12);
 }
@@ -219,11 +213,10 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
 TEST_CASE("logits: the same bits in one piece and in many, alone and in a batch, with any number of threads") {
   GPT model = small_gpt();
   const NoGrad no_grad;
-  const int before = get_threads();
   const std::vector<int64_t> ids = some_ids(70, 1);
   const Tensor full = model(Tensor::from(ids, {1, 70})).tensor()[0].clone();
-  for (const int threads : {1, 2, 3}) {
-    set_threads(threads);
+  for (const int count : {1, 2, 3}) {
+    const Threads threads(count);
     CHECK(equal(in_pieces(model, ids, 1), full));
     for (const size_t piece : {7, 64, 70}) {
       CAPTURE(piece);
@@ -236,7 +229,6 @@ TEST_CASE("logits: the same bits in one piece and in many, alone and in a batch,
       CHECK(equal(many[batch - 1].clone(), full));
     }
   }
-  set_threads(before);
   for (const DType dtype : {f16, bf16}) {  // a cache in 16 bits: close, but not equal
     const Tensor rows = in_pieces(model, ids, 1, dtype);
     CHECK(!equal(rows, full));
@@ -264,10 +256,9 @@ TEST_CASE("generate: a sequence's tokens do not depend on the others, on threads
        {Generation{.max_new_tokens = 20},
         {.max_new_tokens = 20, .do_sample = true, .seed = 7},
         {.max_new_tokens = 20, .do_sample = true, .seed = 7, .temperature = 1.5, .top_k = 0, .top_p = 0.8}}) {
-    const int before = get_threads();
-    set_threads(1);
+    const Threads one(1);
     const std::vector<Generated> all = generate(model, prompts, g);
-    set_threads(2);
+    const Threads two(2);
     CHECK(all[3].tokens.size() == 20);
     CHECK(generate(model, std::span(prompts).first(4), g)[3].tokens == all[3].tokens);
     std::vector<int64_t> text = prompts[0], said;  // prompt 0, with a full forward pass for each token
@@ -280,7 +271,6 @@ TEST_CASE("generate: a sequence's tokens do not depend on the others, on threads
       text.push_back(said.back());
     }
     CHECK(said == all[0].tokens);
-    set_threads(before);
   }
   CHECK(draw(7, 0, 1) != draw(7, 1, 1));
   CHECK(draw(7, 0, 1) != draw(7, 0, 2));
@@ -327,32 +317,28 @@ TEST_CASE("generate: reasons to end, results, and rejected options") {
                                 {.max_new_tokens = 8, .do_sample = true, .seed = 1, .num_return_sequences = 3});
   REQUIRE(several.size() == 3);
   CHECK(several[0].tokens != several[1].tokens);
-  struct Row {
-    Generation g;
-    const char* text;
-  };
-  for (const Row& r : {Row{{.top_p = 0}, "expected top_p in (0, 1], got 0"},
-                       {{.top_p = NAN}, "expected top_p in (0, 1], got nan"},
-                       {{.top_k = -1}, "expected top_k in [0, 2147483648], got -1"},
-                       {{.min_p = 1.5}, "expected min_p in [0, 1], got 1.5"},
-                       {{.repetition_penalty = 0}, "expected repetition_penalty in [0.001, 1000], got 0"},
-                       {{.presence_penalty = NAN}, "expected presence_penalty in [-100, 100], got nan"},
-                       {{.frequency_penalty = INFINITY}, "expected frequency_penalty in [-100, 100], got inf"},
-                       {{.logit_bias = {{3, NAN}}}, "expected logit_bias up to 1e9, got nan for token 3"},
-                       {{.temperature = -1}, "expected temperature in [0, 1000000], got -1"},
-                       {{.temperature = INFINITY}, "expected temperature in [0, 1000000], got inf"},
-                       {{.max_new_tokens = INT64_MAX}, "expected max_new_tokens in [0, 2147483648], got 9.22337e+18"},
-                       {{.num_beams = 0}, "expected num_beams in [1, 1024], got 0"},
-                       {{.do_sample = true, .num_beams = 2}, "with do_sample is not supported"},
-                       {{.num_return_sequences = 2}, "expected num_return_sequences from 1 to num_beams"},
-                       {{.stop = {"x"}}, "stop strings need `text`"},
-                       {{.suppress_tokens = {61}}, "suppress_tokens names token 61, the vocabulary has 61"}})
-    CHECK(contains(message([&] { generate(model, prompt, r.g); }), r.text));
-  CHECK(contains(message([&] { generate(model, std::vector<int64_t>()); }),
-                 "expected prompts of at least one token, prompt 0 is empty"));
-  CHECK(contains(message([&] { generate(model, std::vector<int64_t>(80)); }),
-                 "[generate] prompt has 80 tokens, the model's context is 80"));
-  CHECK(contains(message([&] { generate(model, std::vector<int64_t>{1, 2, 61}); }), "prompt 0 has token 61 at 2"));
+  using Row = std::pair<Generation, const char*>;
+  for (const auto& [g, said_of] :
+       {Row{{.top_p = 0}, "expected top_p in (0, 1], got 0"},
+        {{.top_p = NAN}, "expected top_p in (0, 1], got nan"},
+        {{.top_k = -1}, "expected top_k in [0, 2147483648], got -1"},
+        {{.min_p = 1.5}, "expected min_p in [0, 1], got 1.5"},
+        {{.repetition_penalty = 0}, "expected repetition_penalty in [0.001, 1000], got 0"},
+        {{.presence_penalty = NAN}, "expected presence_penalty in [-100, 100], got nan"},
+        {{.frequency_penalty = INFINITY}, "expected frequency_penalty in [-100, 100], got inf"},
+        {{.logit_bias = {{3, NAN}}}, "expected logit_bias up to 1e9, got nan for token 3"},
+        {{.temperature = -1}, "expected temperature in [0, 1000000], got -1"},
+        {{.temperature = INFINITY}, "expected temperature in [0, 1000000], got inf"},
+        {{.max_new_tokens = INT64_MAX}, "expected max_new_tokens in [0, 2147483648], got 9.22337e+18"},
+        {{.num_beams = 0}, "expected num_beams in [1, 1024], got 0"},
+        {{.do_sample = true, .num_beams = 2}, "with do_sample is not supported"},
+        {{.num_return_sequences = 2}, "expected num_return_sequences from 1 to num_beams"},
+        {{.stop = {"x"}}, "stop strings need `text`"},
+        {{.suppress_tokens = {61}}, "suppress_tokens names token 61, the vocabulary has 61"}})
+    CHECK_ERROR(generate(model, prompt, g), said_of);
+  CHECK_ERROR(generate(model, std::vector<int64_t>()), "expected prompts of at least one token, prompt 0 is empty");
+  CHECK_ERROR(generate(model, std::vector<int64_t>(80)), "[generate] prompt has 80 tokens, the model's context is 80");
+  CHECK_ERROR(generate(model, std::vector<int64_t>{1, 2, 61}), "prompt 0 has token 61 at 2");
 }
 
 TEST_CASE("beams: with enough beams for all texts, the best one is found") {

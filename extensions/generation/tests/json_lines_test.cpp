@@ -39,10 +39,7 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
   CHECK(sum == 0);
   CHECK(numbers.line() == 30'000);
 
-  const struct {
-    std::string text;
-    const char* message;
-  } rows[] = {
+  const std::pair<std::string, const char*> rows[] = {
       {"{}\n{\"a\": 1, \"a\": 2}\n", ":2:13: key \"a\" appears twice"},
       {"1\n\n[1, 2\n", ":3:6: syntax error"},
       {"1\n1 2\n", ":2:3: syntax error"},
@@ -51,12 +48,12 @@ TEST_CASE("json lines: one by one, with the numbers of lines") {
       {"1\n\"" + std::string(70, 'x') + "\"\n", ":2: expected a line of at most 64 bytes, got more"},
       {"1\n\"" + std::string(200'000, 'x'), ":2: expected a line of at most 64 bytes, got more"},
   };
-  for (const auto& row : rows) {
-    CAPTURE(row.message);
-    const std::string path = dir.write("bad.jsonl", row.text);
+  for (const auto& [text, said] : rows) {
+    CAPTURE(said);
+    const std::string path = dir.write("bad.jsonl", text);
     JsonLines bad(path, {.bytes = 64, .depth = 2});
     CHECK(bad.next());
-    CHECK_ERROR(bad.next(), path + row.message);
+    CHECK_ERROR(bad.next(), path + said);
   }
   CHECK_ERROR(JsonLines(dir / "none"), "No such file");
 }

@@ -37,68 +37,93 @@ void on_each_rank(int ranks, const std::function<void()>& body) {
   train::start(o, "", [&](train::TrainJob&) { body(); });
 }
 
+struct Endless : data::Dataset<data::Example> {
+  int64_t size() const override { return data::endless_samples; }
+  data::Example get(int64_t i) const override {
+    return {randn({6}) + double(i % 3), Tensor::from<int64_t>({i % 3}, {})};
+  }
+};
+
+/// A training of three epochs in steps of 16 samples. save: it ends within the second epoch and leaves its state in
+/// this folder; resume: it goes on from such a folder.
+struct Course {
+  int ranks = 1, stage = 0;
+  bool split = false, stream = false;
+  std::string save = {}, resume = {};
+};
+struct Found {
+  std::vector<float> model;
+  std::vector<double> rates;
+  std::vector<int64_t> predicted;
+};
+
+Found train_on(const Course& course) {
+  Found found;
+  on_each_rank(course.ranks, [&] {
+    const int64_t batch = course.split ? 4 * course.ranks : 4;
+    manual_seed(5);
+    Classifier net;
+    optim::AdamW adam(net.parameters(), {.lr = 0.02});
+    optim::StepLR steps(adam, {.step_size = 2, .gamma = 0.5});
+    const auto samples = points(62), held_out = points(21);  // an epoch is 3 steps, and 14 more samples
+    manual_seed(5);
+    const data::LoaderOptions<data::Example> streamed{
+        .batch_size = 4, .sampler = data::stream_sampler({.samples = 48, .micro_batch = 4}), .workers = 1};
+    data::DataLoader<> batches = course.stream ? data::DataLoader<>(Endless(), streamed)
+                                               : data::DataLoader<>(samples, {.batch_size = batch, .shuffle = true});
+    data::DataLoader tests(held_out, {.batch_size = batch});
+    Accelerator acc({.gradient_accumulation_steps = 4 / course.ranks,
+                     .split_batches = course.split,
+                     .deepspeed_config = str(R"({"zero_optimization": {"stage": )", course.stage, "}}")});
+    auto [schedule, loader, model, optimizer, test_loader] = acc.prepare(steps, batches, net, adam, tests);
+    if (!course.resume.empty()) acc.load_state(course.resume);
+    for (int epoch = course.resume.empty() ? 0 : 1; epoch < 3; ++epoch) {
+      int64_t done = 0;
+      for (auto& [x, y] : loader) {
+        auto hold = acc.accumulate(model);
+        acc.backward(cross_entropy(model(x), y));
+        const bool updates = acc.sync_gradients();
+        if (updates) acc.clip_grad_norm_(model, 1.0);
+        optimizer.step();
+        schedule.step();
+        optimizer.zero_grad();
+        if (!updates) continue;
+        if (acc.is_main_process()) found.rates.push_back(schedule.lr());
+        if (!course.save.empty() && epoch == 1 && ++done == 2) return acc.save_state(course.save);
+      }
+    }
+    model.eval();
+    std::vector<int64_t> predicted;
+    {
+      const NoGrad no_grad;
+      for (auto& [x, y] : test_loader)
+        for (const int64_t label : acc.gather_for_metrics(y).to_vector<int64_t>()) predicted.push_back(label);
+    }
+    const auto entire = acc.engine().full_state().model;
+    if (!acc.is_main_process()) return;
+    found.predicted = predicted;
+    for (const auto& [name, tensor] : entire)
+      for (const float value : tensor.to_vector<float>()) found.model.push_back(value);
+  });
+  return found;
+}
+
+/// Checks that ranks that go on from the state of others end as one rank that was not interrupted.
+void check_resumed(const Found& one, bool stream) {
+  for (const auto& [first, second] : {std::pair(1, 4), std::pair(4, 2), std::pair(2, 1)}) {
+    const TempDir folder;
+    train_on({.ranks = first, .stream = stream, .save = folder.str()});
+    const Found rest = train_on({.ranks = second, .stage = stream ? 0 : 2, .stream = stream, .resume = folder.str()});
+    CHECK(rest.model == one.model);
+    CHECK(std::equal(rest.rates.begin(), rest.rates.end(), one.rates.end() - int64_t(rest.rates.size())));
+    CHECK(rest.rates.size() == (stream ? 4 : 6));
+  }
+}
+
 }  // namespace
 
 TEST_CASE("accelerator: the same parameters and learning rates for any number of ranks") {
-  struct Found {
-    std::vector<float> model;
-    std::vector<double> rates, losses;
-    std::vector<int64_t> predicted;
-  };
-  const auto train_on = [](int ranks, int64_t accumulate, int stage, bool split, const std::string& folder, int part) {
-    Found found;
-    on_each_rank(ranks, [&] {
-      const bool lists = part >= 0;
-      manual_seed(5);
-      Classifier net;
-      optim::AdamW adam(net.parameters(), {.lr = 0.02});
-      optim::StepLR steps(adam, {.step_size = 2, .gamma = 0.5});
-      const auto samples = points(62);  // 3 steps of 16 samples, and 14 more samples
-      manual_seed(5);
-      data::DataLoader batches(samples, {.batch_size = split ? 4 * ranks : 4, .shuffle = true});
-      const auto held_out = points(21);
-      data::DataLoader tests(held_out, {.batch_size = split ? 4 * ranks : 4});
-      Accelerator acc({.gradient_accumulation_steps = accumulate,
-                       .split_batches = split,
-                       .deepspeed_config = str(R"({"zero_optimization": {"stage": )", stage, "}}")});
-      auto [schedule, loader, model, optimizer, test_loader] = acc.prepare(steps, batches, net, adam, tests);
-      if (part == 1) acc.load_state(folder);
-      for (int epoch = part == 1 ? 1 : 0; epoch < (part == 0 ? 2 : 3); ++epoch) {
-        int64_t done = 0;
-        for (auto& [x, y] : loader) {
-          auto hold = acc.accumulate(model);
-          const Variable loss = cross_entropy(model(x), y);
-          acc.backward(loss);
-          if (acc.sync_gradients()) acc.clip_grad_norm_(model, 1.0);
-          const bool updates = acc.sync_gradients();
-          optimizer.step();
-          schedule.step();
-          optimizer.zero_grad();
-          if (!updates) continue;
-          if (acc.is_main_process()) found.rates.push_back(schedule.lr());
-          if (part == 0 && epoch == 1 && ++done == 2) {
-            acc.save_state(folder);
-            return;
-          }
-        }
-      }
-      model.eval();
-      std::vector<int64_t> predicted;
-      {
-        const NoGrad no_grad;
-        for (auto& [x, y] : test_loader)
-          for (const int64_t label : acc.gather_for_metrics(y).to_vector<int64_t>()) predicted.push_back(label);
-      }
-      if (lists) acc.wait_for_everyone();
-      const auto entire = acc.engine().full_state().model;
-      if (!acc.is_main_process()) return;
-      found.predicted = predicted;
-      for (const auto& [name, tensor] : entire)
-        for (const float value : tensor.to_vector<float>()) found.model.push_back(value);
-    });
-    return found;
-  };
-  const Found one = train_on(1, 4, 0, false, "", -1);
+  const Found one = train_on({});
   CHECK(one.rates.size() == 12);
   for (size_t i = 0; i < one.rates.size(); ++i)
     CHECK(one.rates[i] == doctest::Approx(0.02 * std::pow(0.5, double((i + 1) / 2))));
@@ -106,28 +131,14 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
   const auto held_out = points(21);
   for (int64_t i = 0; i < 21; ++i) labels.push_back(held_out.get(i).target.item<int64_t>());
   CHECK(one.predicted == labels);  // each sample once, in order
-  struct Row {
-    int ranks;
-    int64_t accumulate;
-    int stage;
-    bool split = false;
-  };
-  for (const Row& row : std::vector<Row>{
-           {1, 4, 2}, {2, 2, 0}, {2, 2, 1}, {2, 2, 2}, {2, 2, 3, true}, {4, 1, 0}, {4, 1, 0, true}, {4, 1, 3}}) {
-    INFO(row.ranks, " ranks, stage ", row.stage);
-    const Found other = train_on(row.ranks, row.accumulate, row.stage, row.split, "", -1);
+  for (const Course& course : {Course{1, 2}, {2, 0}, {2, 1}, {2, 2}, {2, 3, true}, {4, 0}, {4, 0, true}, {4, 3}}) {
+    INFO(course.ranks, " ranks, stage ", course.stage);
+    const Found other = train_on(course);
     CHECK(other.model == one.model);
     CHECK(other.rates == one.rates);
     CHECK(other.predicted == labels);
   }
-  for (const auto& [first, second] : std::vector<std::pair<int, int>>{{1, 4}, {4, 2}, {2, 1}}) {
-    const TempDir folder;
-    train_on(first, 4 / first, 0, false, folder.str(), 0);  // stops within the second epoch
-    const Found rest = train_on(second, 4 / second, 2, false, folder.str(), 1);
-    CHECK(rest.model == one.model);
-    CHECK(std::equal(rest.rates.begin(), rest.rates.end(), one.rates.end() - int64_t(rest.rates.size())));
-    CHECK(rest.rates.size() == 6);
-  }
+  check_resumed(one, false);
 }
 
 TEST_CASE("accelerator: the last step of an epoch is filled up, as docs/train.md says of 10 samples") {
@@ -157,52 +168,10 @@ TEST_CASE("accelerator: the last step of an epoch is filled up, as docs/train.md
 }
 
 TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others") {
-  struct Endless : data::Dataset<data::Example> {
-    int64_t size() const override { return data::endless_samples; }
-    data::Example get(int64_t i) const override {
-      return {randn({6}) + double(i % 3), Tensor::from<int64_t>({i % 3}, {})};
-    }
-  };
-  const auto train_on = [&](int ranks, const std::string& folder, int part) {
-    std::vector<float> found;
-    on_each_rank(ranks, [&] {
-      manual_seed(5);
-      Classifier net;
-      optim::AdamW adam(net.parameters(), {.lr = 0.02});
-      data::DataLoader<data::Example> batches(
-          Endless(),
-          {.batch_size = 4, .sampler = data::stream_sampler({.samples = 48, .micro_batch = 4}), .workers = 1});
-      Accelerator acc({.gradient_accumulation_steps = 4 / ranks});
-      auto [model, optimizer, loader] = acc.prepare(net, adam, batches);
-      if (part == 1) acc.load_state(folder);
-      for (int epoch = part == 1 ? 1 : 0; epoch < 3; ++epoch) {
-        for (auto& [x, y] : loader) {
-          auto hold = acc.accumulate(model);
-          acc.backward(cross_entropy(model(x), y));
-          const bool updates = acc.sync_gradients();
-          optimizer.step();
-          optimizer.zero_grad();
-          if (updates && part == 0 && epoch == 1) {
-            acc.save_state(folder);
-            return;
-          }
-        }
-      }
-      const auto entire = acc.engine().full_state().model;
-      if (!acc.is_main_process()) return;
-      for (const auto& [name, tensor] : entire)
-        for (const float value : tensor.to_vector<float>()) found.push_back(value);
-    });
-    return found;
-  };
-  const auto one = train_on(1, "", -1);
-  CHECK(!one.empty());
-  for (const int ranks : {2, 4}) CHECK(train_on(ranks, "", -1) == one);
-  for (const auto& [first, rest] : std::vector<std::pair<int, int>>{{1, 4}, {4, 2}, {2, 1}}) {
-    const TempDir folder;
-    train_on(first, folder.str(), 0);  // stops within the second epoch
-    CHECK(train_on(rest, folder.str(), 1) == one);
-  }
+  const Found one = train_on({.stream = true});
+  CHECK(!one.model.empty());
+  for (const int ranks : {2, 4}) CHECK(train_on({.ranks = ranks, .stream = true}).model == one.model);
+  check_resumed(one, true);
 }
 
 TEST_CASE("accelerator: parts prepared one by one, plain backward, files with auto, precision") {
@@ -261,20 +230,18 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
     Accelerator acc;
     auto [model, optimizer] = acc.prepare(net, sgd);
     std::vector<double> moved;
+    const auto values = [&] {
+      std::vector<Tensor> all;
+      for (const Variable& p : net.parameters()) all.push_back(p.tensor().reshape({-1}));
+      return cat(all).to(f64);
+    };
     const data::Example all = samples.get_batch(std::vector<int64_t>{0, 1, 2, 3}).value();
     for (const double max_norm : {0.25, 0., 1e-3}) {
-      const auto before = net.up.weight.tensor().to_vector<float>(), bias = net.down.bias.tensor().to_vector<float>(),
-                 other = net.down.weight.tensor().to_vector<float>(), first = net.up.bias.tensor().to_vector<float>();
+      const Tensor before = values();
       acc.backward(mul_scalar(cross_entropy(model(all.input), all.target), 100));
       if (max_norm > 0) acc.clip_grad_norm_(model, max_norm);
       optimizer.step();
-      double squares = 0;
-      const auto add = [&](const std::vector<float>& old, const Variable& now) {
-        const auto values = now.tensor().to_vector<float>();
-        for (size_t i = 0; i < old.size(); ++i) squares += std::pow(double(values[i]) - old[i], 2);
-      };
-      add(before, net.up.weight), add(bias, net.down.bias), add(other, net.down.weight), add(first, net.up.bias);
-      moved.push_back(std::sqrt(squares));
+      moved.push_back(std::sqrt(sum(square(sub(values(), before))).item()));
     }
     CHECK(moved[0] == doctest::Approx(0.25).epsilon(1e-3));
     CHECK(moved[1] > 1);
@@ -372,91 +339,86 @@ TEST_CASE("accelerator: an object of the program's goes into the checkpoint, and
 
 TEST_CASE("accelerator: invalid calls are rejected") {
   const auto samples = points(32);
+  struct Made {
+    Accelerator& acc;
+    Classifier& net;
+    optim::AdamW& adam;
+  };
   struct Row {
     std::string expected;
-    std::function<void(Accelerator& acc, Classifier& net, optim::AdamW& adam)> body;
+    std::function<void(Made)> body;
     AcceleratorOptions options = {};
-    int ranks = 2;
   };
-  using data::DataLoader;
+  const auto prepare_loader = [&](const Made& m, const data::LoaderOptions<data::Example>& options) {
+    data::DataLoader loader(samples, options);
+    m.acc.prepare(loader);
+  };
   std::vector<int> list = {1, 2};
-  for (const Row& row : std::vector<Row>{
-           {"the loader is sharded already (DistributedSampler); pass one that is not: prepare() shards it",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
-              DataLoader loader(samples, {.batch_size = 4, .sampler = data::DistributedSampler(32, 2, 0)});
-              acc.prepare(net, adam, loader);
-            }},
-           {"the loader is sharded already (MicroBatchSampler); pass one that is not: prepare() shards it",
-            [&](Accelerator&acc, Classifier&, optim::AdamW&) {
-              DataLoader loader(
-                  samples, {.batch_size = 4, .sampler = data::MicroBatchSampler({.samples = 32, .micro_batch = 4})});
-              acc.prepare(loader);
-            }},
-           {"the order of a loader's samples (is it sharded already?)",
-            [&](Accelerator&acc, Classifier&, optim::AdamW&) {
-              const data::DistributedSampler hidden(32, 2, acc.process_index());
-              DataLoader loader(samples, {.batch_size = 4, .sampler = [hidden](int64_t e) { return hidden(e); }});
-              acc.prepare(loader);
-            }},
-           {"expected a model, its optimizer, a data::DataLoader or a schedule, got something else",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) { acc.prepare(net, adam, samples); }},
-           {"acc.skip(it)", [&](Accelerator&acc, Classifier&, optim::AdamW&) { acc.prepare(list); }},
-           {"got one that prepare() returned",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
-              auto [model, optimizer] = acc.prepare(net, adam);
-              acc.prepare(model);
-            }},
-           {"this model is prepared already",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&) { acc.prepare(net, net); }},
-           {"expected the model of the optimizer's parameters too",
-            [&](Accelerator&acc, Classifier&, optim::AdamW&adam) { acc.prepare(adam); }},
-           {"an Accelerator trains one model",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) { acc.prepare(net, adam, adam); }},
-           {"expected `auto hold = acc.accumulate(model);` in the loop, as 2 batches make a step",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
-              auto [model, optimizer] = acc.prepare(net, adam);
-              acc.backward(mean(model(zeros({1, 6}))));
-            },
-            {.gradient_accumulation_steps = 2}},
-           {"expected one schedule, got the program's and scheduler.type",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
-              optim::ExponentialLR decay(adam, {.gamma = 0.5});
-              acc.prepare(net, adam, decay);
-            },
-            {.deepspeed_config = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}})"}},
-           {"got scheduler.type ReduceLROnPlateau, whose metric only the program has",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) { acc.prepare(net, adam); },
-            {.deepspeed_config = R"({"scheduler": {"type": "ReduceLROnPlateau"}})"}},
-           {"expected a batch_size that 2 ranks can split, got 3",
-            [&](Accelerator&acc, Classifier&, optim::AdamW&) {
-              DataLoader loader(samples, {.batch_size = 3});
-              acc.prepare(loader);
-            },
-            {.split_batches = true}},
-           {"- ds train_micro_batch_size_per_gpu=8 vs args per_device_train_batch_size=4\n- ds "
-            "gradient_accumulation_steps=4 vs args gradient_accumulation_steps=2\nThe easiest method",
-            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
-              DataLoader loader(samples, {.batch_size = 4});
-              acc.prepare(loader, net, adam);
-            },
-            {.gradient_accumulation_steps = 2,
-            .deepspeed_config = R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})"}},
-           {str("expected mixed_precision ", listed(train::with_precisions({"no", "fp16", "bf16"})), ", got int8"),
-            [](Accelerator&, Classifier&, optim::AdamW&) {},
-            {.mixed_precision = "int8"}},
-           {"expected even_batches true", [](Accelerator&, Classifier&, optim::AdamW&) {}, {.even_batches = false}},
-           {"expected a call inside the loop over a loader",
-            [](Accelerator&acc, Classifier&, optim::AdamW&) { acc.gather_for_metrics(zeros({4})); }},
-       }) {
-    CHECK_ERROR(on_each_rank(row.ranks,
+  const Row rows[] = {
+      {"the loader is sharded already (DistributedSampler); pass one that is not: prepare() shards it",
+       [&](Made m) { prepare_loader(m, {.batch_size = 4, .sampler = data::DistributedSampler(32, 2, 0)}); }},
+      {"the loader is sharded already (MicroBatchSampler); pass one that is not: prepare() shards it",
+       [&](Made m) {
+         const data::MicroBatchSampler sampler({.samples = 32, .micro_batch = 4});
+         prepare_loader(m, {.batch_size = 4, .sampler = sampler});
+       }},
+      {"the order of a loader's samples (is it sharded already?)",
+       [&](Made m) {
+         const data::DistributedSampler hidden(32, 2, m.acc.process_index());
+         prepare_loader(m, {.batch_size = 4, .sampler = [hidden](int64_t e) { return hidden(e); }});
+       }},
+      {"expected a batch_size that 2 ranks can split, got 3",
+       [&](Made m) { prepare_loader(m, {.batch_size = 3}); },
+       {.split_batches = true}},
+      {"expected a model, its optimizer, a data::DataLoader or a schedule, got something else",
+       [&](Made m) { m.acc.prepare(m.net, m.adam, samples); }},
+      {"acc.skip(it)", [&](Made m) { m.acc.prepare(list); }},
+      {"got one that prepare() returned",
+       [](Made m) {
+         auto [model, optimizer] = m.acc.prepare(m.net, m.adam);
+         m.acc.prepare(model);
+       }},
+      {"this model is prepared already", [](Made m) { m.acc.prepare(m.net, m.net); }},
+      {"expected the model of the optimizer's parameters too", [](Made m) { m.acc.prepare(m.adam); }},
+      {"an Accelerator trains one model", [](Made m) { m.acc.prepare(m.net, m.adam, m.adam); }},
+      {"expected `auto hold = acc.accumulate(model);` in the loop, as 2 batches make a step",
+       [](Made m) {
+         auto [model, optimizer] = m.acc.prepare(m.net, m.adam);
+         m.acc.backward(mean(model(zeros({1, 6}))));
+       },
+       {.gradient_accumulation_steps = 2}},
+      {"expected one schedule, got the program's and scheduler.type",
+       [](Made m) {
+         optim::ExponentialLR decay(m.adam, {.gamma = 0.5});
+         m.acc.prepare(m.net, m.adam, decay);
+       },
+       {.deepspeed_config = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}})"}},
+      {"got scheduler.type ReduceLROnPlateau, whose metric only the program has",
+       [](Made m) { m.acc.prepare(m.net, m.adam); },
+       {.deepspeed_config = R"({"scheduler": {"type": "ReduceLROnPlateau"}})"}},
+      {"- ds train_micro_batch_size_per_gpu=8 vs args per_device_train_batch_size=4\n- ds "
+       "gradient_accumulation_steps=4 "
+       "vs args gradient_accumulation_steps=2\nThe easiest method",
+       [&](Made m) {
+         data::DataLoader loader(samples, {.batch_size = 4});
+         m.acc.prepare(loader, m.net, m.adam);
+       },
+       {.gradient_accumulation_steps = 2,
+        .deepspeed_config = R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})"}},
+      {str("expected mixed_precision ", listed(train::with_precisions({"no", "fp16", "bf16"})), ", got int8"),
+       [](Made) {},
+       {.mixed_precision = "int8"}},
+      {"expected even_batches true", [](Made) {}, {.even_batches = false}},
+      {"expected a call inside the loop over a loader", [](Made m) { m.acc.gather_for_metrics(zeros({4})); }}};
+  for (const Row& row : rows)
+    CHECK_ERROR(on_each_rank(2,
                              [&] {
                                Classifier net;
                                optim::AdamW adam(net.parameters(), {.lr = 0.02});
                                Accelerator acc(row.options);
-                               row.body(acc, net, adam);
+                               row.body({acc, net, adam});
                              }),
                 row.expected);
-  }
   on_each_rank(1, [&] {
     Accelerator acc;
     std::vector<int>& same = acc.prepare(acc.skip(list));

@@ -38,14 +38,19 @@ inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {
   return true;
 }
 
-/// A copy of a golden folder that a test may change.
+/// A copy of a golden folder that a test may change: a model of this extension, or an adapter.
 struct Folder {
   TempDir at;
+  std::string config_name, weights_name;  ///< the names of its two files
   Json config;
   Named tensors;
-  explicit Folder(const std::string& name) : config(lockstep::data::read_json(golden + "/" + name + "/config.json")) {
-    const auto file = SafeTensors::open(golden + "/" + name + "/model.safetensors");
-    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor));
+  explicit Folder(const std::string& model) : Folder(golden + "/" + model, "config.json", "model.safetensors") {}
+  Folder(const std::string& from, std::string config_file, std::string weights_file)
+      : config_name(std::move(config_file)),
+        weights_name(std::move(weights_file)),
+        config(lockstep::data::read_json(from + "/" + config_name)) {
+    const auto file = SafeTensors::open(from + "/" + weights_name);
+    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor).clone());
   }
   /// The tensor of this name, which is added if there is none.
   Tensor& operator[](const std::string& name) {
@@ -60,12 +65,12 @@ struct Folder {
       if (name != key) kept.emplace_back(name, value);
     config = kept;
   }
-  /// Writes config.json only.
-  void write_config() const { at.write("config.json", config.dump()); }
-  /// Writes config.json and model.safetensors; returns the folder.
+  /// Writes the configuration only.
+  void write_config() const { at.write(config_name, config.dump()); }
+  /// Writes the configuration and the weights; returns the folder.
   std::string write() const {
     write_config();
-    lockstep::data::save_safetensors(at / "model.safetensors", tensors);
+    lockstep::data::save_safetensors(at / weights_name, tensors);
     return at.str();
   }
   /// Writes the weights as two shards and an index.

@@ -14,12 +14,7 @@ TEST_CASE("from_pretrained: in 8 and 4 bits, bit-identical to a model that is qu
     const auto read = nn::from_pretrained(folder, {.load_in_8bit = eight, .load_in_4bit = !eight});
     const auto later = nn::from_pretrained(folder);
     nn::quantize(*later, nn::quantize_options(eight ? "llm_int8" : "group4"));
-    const nn::State a = read->state(), b = later->state();
-    REQUIRE(a.size() == b.size());
-    for (size_t i = 0; i < a.size(); ++i) {
-      CHECK(a[i].first == b[i].first);
-      CHECK(equal(a[i].second, b[i].second));
-    }
+    CHECK(testing::same(*read, *later));
     CHECK_ERROR(nn::save_pretrained(*read, "/nowhere"), "Transformers cannot read these codes");
     CHECK_ERROR(nn::load_pretrained(*read, folder), "these are quantised");
   }

@@ -22,17 +22,15 @@ struct Bytes {
 /// A tokenizer assembled from parts that the bytes choose; it is nearly always valid.
 Json chosen(Bytes& bytes) {
   const char* letters[] = {"a", "b", "c", "▁", "é", "<", "'", "1", "\u0301", "<0xC3>", "<0xA9>", "<s>"};
-  const auto typed = [](const char* type) { return Json(Json::Object{{"type", type}}); };
+  const auto typed = [](const char* type, Json::Object fields = {}) {
+    fields.emplace(fields.begin(), "type", type);
+    return Json(std::move(fields));
+  };
   const auto replace = [&](const char* from, const char* to) {
-    Json part = typed("Replace");
-    part["pattern"] = Json::Object{{"String", from}};
-    part["content"] = to;
-    return part;
+    return typed("Replace", {{"pattern", Json::Object{{"String", from}}}, {"content", to}});
   };
   const auto sequence = [&](const char* key, Json::Array parts) {
-    Json all = typed("Sequence");
-    all[key] = std::move(parts);
-    return all;
+    return typed("Sequence", {{key, std::move(parts)}});
   };
   const int kind = bytes.take(), flags = bytes.take();
   Json file(Json::Object{}), model(Json::Object{}), vocab(Json::Object{});
@@ -60,32 +58,21 @@ Json chosen(Bytes& bytes) {
                                  {"normalized", (bits & 8) != 0}});
   }
   if (flags & 1) normalizers.push_back(typed("NFC"));
-  if (flags & 2) {
-    Json part = typed("Prepend");
-    part["prepend"] = "▁";
-    normalizers.push_back(part);
-  }
+  if (flags & 2) normalizers.push_back(typed("Prepend", {{"prepend", "▁"}}));
   if (flags & 4) normalizers.push_back(replace(" ", "▁"));
   if (flags & 8) normalizers.push_back(replace("a", "aa"));
   file["normalizer"] = sequence("normalizers", normalizers);
   if (kind % 5 < 3) {
-    Json split = typed("Split"), bytes_part = typed("ByteLevel");
-    split["pattern"] = Json::Object{{"Regex", to_string(WordPattern(kind % 5))}};
-    split["behavior"] = "Isolated";
-    bytes_part["use_regex"] = false;
-    file["pre_tokenizer"] = sequence("pretokenizers", {split, bytes_part});
+    const Json pattern = Json::Object{{"Regex", to_string(WordPattern(kind % 5))}};
+    file["pre_tokenizer"] = sequence("pretokenizers", {typed("Split", {{"pattern", pattern}, {"behavior", "Isolated"}}),
+                                                       typed("ByteLevel", {{"use_regex", false}})});
   } else if (kind % 5 == 3) {
-    Json space = typed("Metaspace");
-    space["replacement"] = "▁";
-    space["prepend_scheme"] = flags & 16 ? "first" : "always";
-    space["split"] = (flags & 32) != 0;
-    file["pre_tokenizer"] = space;
+    file["pre_tokenizer"] = typed(
+        "Metaspace",
+        {{"replacement", "▁"}, {"prepend_scheme", flags & 16 ? "first" : "always"}, {"split", (flags & 32) != 0}});
   }
   if (kind % 5 >= 3) {
-    Json strip = typed("Strip");
-    strip["content"] = " ";
-    strip["start"] = 1;
-    strip["stop"] = 0;
+    const Json strip = typed("Strip", {{"content", " "}, {"start", 1}, {"stop", 0}});
     file["decoder"] = sequence("decoders", {replace("▁", " "), typed("ByteFallback"), typed("Fuse"), strip});
     model["byte_fallback"] = true;
   }

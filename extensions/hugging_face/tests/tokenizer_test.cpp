@@ -63,26 +63,6 @@ TEST_CASE("no byte is lost") {
   CHECK(tokenizer.encode_tensor("the cat").dtype() == i32);
 }
 
-TEST_CASE("words of the pre-tokenisation") {
-  const auto words = [](std::string_view text) {
-    std::string joined;
-    for (const auto word : split_words(text)) (joined += word) += '|';
-    return joined;
-  };
-  const char* rows[][2] = {{"", ""},
-                           {"the cat", "the| cat|"},
-                           {"it's we'll I'd", "it|'s| we|'ll| I|'d|"},
-                           {"a  b", "a| | b|"},
-                           {"a   ", "a|   |"},
-                           {"a\n\nb", "a|\n|\n|b|"},
-                           {" 's", " '|s|"},
-                           {"x1y", "x|1|y|"},
-                           {"!? 12", "!?| 12|"},
-                           {" ", " |"},
-                           {"é½ 你", "é|½| 你|"}};
-  for (const auto& row : rows) CHECK(words(row[0]) == row[1]);
-}
-
 TEST_CASE("special tokens, and ids without a token") {
   const auto tokenizer = from_files();
   const int32_t end = tokenizer.special("<|endoftext|>");
@@ -224,9 +204,7 @@ TEST_CASE("an added token whose id the vocabulary has, too, is decoded as there"
 
 TEST_CASE("corrupt files are refused with file and key") {
   TempDir dir;
-  const struct {
-    const char *vocab, *merges, *message;
-  } files[] = {
+  const char* const files[][3] = {
       {"{", "", "vocab.json:1:2: syntax error"},
       {"[]", "", "vocab.json: expected an object, got a list"},
       {"{}", "", "expected tokens, got none"},
@@ -244,62 +222,47 @@ TEST_CASE("corrupt files are refused with file and key") {
       {R"({"a": 0, "b": 1, "ab": 2})", "a b c\n", "expected two tokens with a space between"},
       {R"({"a": 0, "b": 1, "ab": 2})", "a \xff\n", "expected two tokens of GPT-2's byte alphabet"},
   };
-  for (const auto& row : files) {
-    CAPTURE(row.message);
-    const auto vocab = dir.write("vocab.json", row.vocab), merges = dir.write("merges.txt", row.merges);
-    CHECK_ERROR(BpeTokenizer::from_files(vocab, merges), row.message);
-  }
+  for (const auto& [vocab, merges, said] : files)
+    CHECK_ERROR(BpeTokenizer::from_files(dir.write("vocab.json", vocab), dir.write("merges.txt", merges)), said);
   const std::string words = R"("pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false})";
   const auto full = [&](const std::string& model, const std::string& rest = "") {
     return "{" + words + rest + ", \"model\": {" + model + "}}";
   };
+  const auto beside = [&](const std::string& rest) { return full(R"("vocab": {"a": 0}, "merges": [])", ", " + rest); };
   const auto other = [](const std::string& pre, const std::string& decoders = "") {
     return "{\"pre_tokenizer\": " + pre +
            (decoders.empty() ? "" : ", \"decoder\": {\"type\": \"Sequence\", \"decoders\": " + decoders + "}") +
            R"(, "model": {"vocab": {"a": 0}, "merges": []}})";
   };
-  const struct {
-    std::string text;
-    const char* message;
-  } jsons[] = {
+  const std::pair<std::string, const char*> jsons[] = {
       {"{}", "expected a key \"model\", found none"},
       {full(R"("type": "WordPiece")"), "model.type: expected BPE, got WordPiece"},
       {full(R"("vocab": {"a": 0})"), "model: expected a key \"merges\""},
       {full(R"("vocab": {"a": 0}, "merges": [1])"), "model.merges[0]: expected a string, got an integer"},
       {full(R"("vocab": {"a": 0}, "merges": [["a"]])"), "model.merges[0]: expected two tokens, got 1"},
       {full(R"("vocab": {"a": 0}, "merges": [], "byte_fallback": true)"), "byte_fallback true is not supported"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFKC"})"),
-       "normalizer: NFKC is not supported (NFC, Prepend and Replace are)"},
-      {full(R"("vocab": {"a": 0}, "merges": [])",
-            R"(, "normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})"),
+      {beside(R"("normalizer": {"type": "NFKC"})"), "normalizer: NFKC is not supported (NFC, Prepend and Replace are)"},
+      {beside(R"("normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})"),
        "normalizer: Replace: expected a pattern of String, got {\"Regex\": \"a\"}"},
       {full(R"("vocab": {"a": 0}, "merges": [], "dropout": 0.1)"), "dropout 0.1 is not supported"},
       {full(R"("vocab": {"a": 0}, "merges": [], "dropout": NaN)"), "dropout null is not supported"},
       {full(R"("vocab": {"a": 0}, "merges": [], "unk_token": "u")"), "unk_token: \"u\" is not in the vocabulary"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "decoder": {"type": "WordPiece"})"),
-       "decoder: WordPiece is not supported"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "post_processor": {"type": "BertProcessing"})"),
+      {beside(R"("decoder": {"type": "WordPiece"})"), "decoder: WordPiece is not supported"},
+      {beside(R"("post_processor": {"type": "BertProcessing"})"),
        "post_processor: BertProcessing is not supported (TemplateProcessing is)"},
-      {full(R"("vocab": {"a": 0}, "merges": [])",
-            R"(, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}],
+      {beside(R"("post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}],
                  "special_tokens": {"x": {"ids": [5]}}})"),
        "TemplateProcessing: id 5 of x is not in the vocabulary"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"),
-       "id 0 is used twice"},
-      {full(R"("vocab": {"a": 0}, "merges": [])",
-            R"(, "added_tokens": [{"id": 1, "content": "<s>", "single_word": true}])"),
+      {beside(R"("added_tokens": [{"id": 0, "content": "<s>"}])"), "id 0 is used twice"},
+      {beside(R"("added_tokens": [{"id": 1, "content": "<s>", "single_word": true}])"),
        "added_tokens[0]: single_word true is not supported"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 3, "content": "a"}])"),
-       "token \"a\" has id 3 here, and 0 in the vocabulary"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 99999999, "content": "b"}])"),
+      {beside(R"("added_tokens": [{"id": 3, "content": "a"}])"), "token \"a\" has id 3 here, and 0 in the vocabulary"},
+      {beside(R"("added_tokens": [{"id": 99999999, "content": "b"}])"),
        "expected an id from 0 to 1000000, got 99999999"},
-      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": ""}])"),
-       "expected a token, got an empty one"},
-      {full(R"("vocab": {"a": 0}, "merges": [])",
-            R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 1, "content": "<s>"}])"),
+      {beside(R"("added_tokens": [{"id": 1, "content": ""}])"), "expected a token, got an empty one"},
+      {beside(R"("added_tokens": [{"id": 1, "content": "<s>"}, {"id": 1, "content": "<s>"}])"),
        "added token \"<s>\" appears twice"},
-      {full(R"("vocab": {"a": 0}, "merges": [])",
-            R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"),
+      {beside(R"("added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"),
        "token \"<s>\" has id 2 here, and 1"},
       {other(R"({"type": "Digits"})"), "pre_tokenizer: Digits is not supported"},
       {other(R"({"type": "ByteLevel", "add_prefix_space": true})"), "add_prefix_space true is not supported"},
@@ -315,28 +278,22 @@ TEST_CASE("corrupt files are refused with file and key") {
       {other(std::string(100, '[') + std::string(100, ']')), "nested deeper than 64 levels"},
       {"[1]", "expected an object, got a list"},
   };
-  for (const auto& row : jsons) {
-    CAPTURE(row.message);
-    CHECK_ERROR(BpeTokenizer::from_tokenizer_json(dir.write("t.json", row.text)), row.message);
-  }
-  const auto pairs = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", full(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
+  const auto read = [&](const std::string& text) {
+    return BpeTokenizer::from_tokenizer_json(dir.write("t.json", text));
+  };
+  for (const auto& [text, said] : jsons) CHECK_ERROR(read(text), said);
+  const auto pairs = read(full(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])"));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
-  const auto gap =
-      BpeTokenizer::from_tokenizer_json(dir.write("t.json", full(R"("vocab": {"a": 0, "b": 2}, "merges": [])")));
+  const auto gap = read(full(R"("vocab": {"a": 0, "b": 2}, "merges": [])"));
   CHECK_ERROR(gap.decode(std::vector<int32_t>{1}), "[tokenizer] the vocabulary has no token with id 1");
   CHECK_ERROR(gap.decode(std::vector<int32_t>{3}), "[tokenizer] expected ids from 0 to 2, got 3");
   // Files that would exhaust memory or run forever.
   std::string doubling;
   for (int i = 0; i < 40; ++i)
     doubling += str(i ? ", " : "", R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})");
-  const auto grows = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", full(R"("vocab": {"a": 0}, "merges": [])",
-                               R"(, "normalizer": {"type": "Sequence", "normalizers": [)" + doubling + "]}")));
+  const auto grows = read(beside(R"("normalizer": {"type": "Sequence", "normalizers": [)" + doubling + "]}"));
   CHECK_ERROR(grows.encode("a"), "expected a normalised text of at most 64 times");
-  const auto spaces = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", full(R"("vocab": {"a": 0}, "merges": [])",
-                               R"(, "added_tokens": [{"id": 1, "content": " ", "lstrip": true, "rstrip": true}])")));
+  const auto spaces = read(beside(R"("added_tokens": [{"id": 1, "content": " ", "lstrip": true, "rstrip": true}])"));
   CHECK(spaces.encode("a" + std::string(1'000'000, ' ') + "a").size() == 1'000'002);
   CHECK_ERROR(pairs.encode("c"), "the vocabulary has no token for byte 99");
   CHECK_ERROR(load_tokenizer(dir / "none"), "there is no such folder");

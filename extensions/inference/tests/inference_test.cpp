@@ -31,6 +31,7 @@ using Ids = std::vector<int64_t>;
 
 const nn::GPT::Options small{.vocab = 50, .context = 32, .layers = 2, .width = 16, .heads = 4};
 const Tensor some_tokens = Tensor::from(Ids{3, 1, 4, 1, 5, 9, 2, 6, 5, 3}, {2, 5}).to(cpu);
+const char* const llamas[] = {"main", "mha", "wide", "llama3", "linear", "yarn"};  // golden folders
 const std::string tp2 = R"({"tp": {"tp_size": 2}})";
 const inference::InitArgs quiet{.log = [](const std::string&) {}};
 
@@ -98,9 +99,7 @@ TEST_CASE("inference config: keys, their aliases and meanings") {
 }
 
 TEST_CASE("inference config: invalid values are rejected with the reason") {
-  const struct {
-    const char *json, *text;
-  } rows[] = {
+  const std::pair<const char*, const char*> rows[] = {
       {R"({"dtype": "float8"})", "'float8' is not a dtype; known: fp32, float32"},
       {R"({"tensor_paralel": {}})", "tensor_paralel: no such key; did you mean tensor_parallel?"},
       {R"({"tp": {"tp_sise": 2}})", "did you mean tp_size?"},
@@ -123,20 +122,18 @@ TEST_CASE("inference config: invalid values are rejected with the reason") {
       {R"({"max_out_tokens": 4, "min_out_tokens": 5})", "at least min_out_tokens 5, got 4"},
       {R"({"config": {"dtype": "fp16"}})", "write its keys at the top level"},
   };
-  for (const auto& row : rows) { CHECK_ERROR(inference::read_config(row.json), row.text); }
-  const struct {
-    const char *json, *text;
-  } warned[] = {
+  for (const auto& [json, text] : rows) CHECK_ERROR(inference::read_config(json), text);
+  const std::pair<const char*, const char*> warned[] = {
       {R"({"quant": {"weight": {"num_bits": 4}}})", "quant.weight.num_bits: no effect, as dtype is not int8"},
       {R"({"mp_size": 2})", "mp_size: a deprecated name of tensor_parallel.tp_size"},
       {R"({"zero": {"stage": 3}})", "without zero.offload_param.device"},
       {R"({"zero": {"offload_param": {"device": "cpu"}}})", "ignored below stage 3"},
       {R"({"replace_with_kernel_inject": true})", "the same kernels serve every model"},
   };
-  for (const auto& row : warned) {
-    const auto warnings = inference::read_config(row.json).warnings;
+  for (const auto& [json, text] : warned) {
+    const auto warnings = inference::read_config(json).warnings;
     REQUIRE(warnings.size() == 1);
-    CHECK_MESSAGE(contains(warnings[0], row.text), warnings[0]);
+    CHECK_MESSAGE(contains(warnings[0], text), warnings[0]);
   }
   CHECK(inference::read_config(R"({"tp": {"tp_size": 2}, "moe": {"expert_group": null}})").warnings.empty());
 }
@@ -155,8 +152,7 @@ TEST_CASE("inference: heads that ranks do not divide") {
               {9, 3, 2, {0, 1, 2, 3, 4, 5, 6, 7, 8, -1}, {0, 0, 0, 1, 1, 1, 2, 2, 2, -1}}};
   for (const auto& row : rows) {
     const auto plan = inference::plan_heads(row.heads, row.kv_heads, row.ranks);
-    CAPTURE(row.heads);
-    CAPTURE(row.ranks);
+    INFO(row.heads, " heads, ", row.ranks, " ranks");
     CHECK(plan.queries == row.queries);
     CHECK(plan.keys == row.keys);
   }
@@ -164,43 +160,27 @@ TEST_CASE("inference: heads that ranks do not divide") {
 
 TEST_CASE("inference: texts of Llamas match Transformers on 1, 2 and 4 ranks") {
   const auto file = SafeTensors::open(golden + "/llama.safetensors");
-  for (const std::string name : {"main", "mha", "wide", "llama3", "linear", "yarn"}) {
-    CAPTURE(name);
+  const std::pair<const char*, nn::Generation> rows[] = {
+      {"greedy", {}}, {"greedy_rep1.3", {.repetition_penalty = 1.3}}, {"beam4", {.num_beams = 4}}};
+  for (const std::string name : llamas) {
     const std::string folder = golden + "/llama_" + name;
     const Tensor tokens = file.tensor(name + "/input_ids").clone();
     const Tensor single = [&] {
       const NoGrad no_grad;
       return (*nn::from_pretrained(folder))(tokens).tensor();
     }();
-    for (const int ranks : {1, 2, 4}) {
-      CAPTURE(ranks);
-      const struct {
-        const char* name;
-        nn::Generation options;
-      } rows[] = {{"greedy", {}}, {"greedy_rep1.3", {.repetition_penalty = 1.3}}, {"beam4", {.num_beams = 4}}};
-      struct Made {
-        std::vector<Ids> texts;
-        Tensor logits;
-      };
-      const auto made = on_ranks<Made>(ranks, [&](int) {
+    for (const int ranks : {1, 2, 4})
+      on_ranks(ranks, [&](int) {
+        INFO(name, " on ", ranks, " ranks");
         auto engine = init_inference(folder, str("{\"tensor_parallel\": {\"tp_size\": ", ranks, "}}"), quiet);
-        Made m;
-        m.logits = engine(tokens).tensor();
+        CHECK(max_relative_difference(engine(tokens).tensor(), single) <= 1e-5);
         for (auto [golden, options] : rows) {
           const Ids text = file.tensor(name + "/" + golden).to_vector<int64_t>();
-          options.max_new_tokens = int64_t(text.size()) - 5;
-          m.texts.push_back(engine.generate(Ids(text.begin(), text.begin() + 5), options).tokens);
+          const auto answer = text.begin() + 5;  // after the prompt
+          options.max_new_tokens = text.end() - answer;
+          CHECK(engine.generate(Ids(text.begin(), answer), options).tokens == Ids(answer, text.end()));
         }
-        return m;
       });
-      for (const Made& m : made) {
-        CHECK(max_relative_difference(m.logits, single) <= 1e-5);
-        for (size_t i = 0; i < 3; ++i) {
-          const Ids text = file.tensor(name + "/" + rows[i].name).to_vector<int64_t>();
-          CHECK(m.texts[i] == Ids(text.begin() + 5, text.end()));
-        }
-      }
-    }
   }
 }
 
@@ -253,10 +233,7 @@ TEST_CASE("inference: a sequence that one rank ends is ended on all") {
 }
 
 TEST_CASE("inference: calls that differ name the rank") {
-  const struct {
-    const char* text;
-    std::function<void(inference::InferenceEngine&, int)> call;
-  } rows[] = {
+  const std::pair<const char*, std::function<void(inference::InferenceEngine&, int)>> rows[] = {
       {"rank 0 has 'prompt 0: 1,2', rank 1 has 'prompt 0: 1,3'",
        [](auto& engine, int rank) {
          engine.generate(Ids{1, 2 + rank});
@@ -266,15 +243,15 @@ TEST_CASE("inference: calls that differ name the rank") {
       {"temperature 0.5", [](auto& engine, int rank) { engine.generate(Ids{1}, {.temperature = rank ? 0.5 : 1}); }},
       {"rank 1 has 'tokens", [](auto& engine, int rank) { engine(some_tokens.narrow(0, rank, 1)); }},
   };
-  for (const auto& row : rows) {
+  for (const auto& [wanted, call] : rows) {
     const std::string text = message_of_ranks(2, [&](int rank) {
       nn::GPT model(small);
       auto engine = init_inference(model, tp2, quiet);
-      const std::string first = message([&] { row.call(engine, rank); });
+      const std::string first = message([&] { call(engine, rank); });
       engine.generate(Ids{1, 2}, {.max_new_tokens = 2});  // the engines stay usable
       fail(first);
     });
-    CHECK_MESSAGE(contains(text, row.text), text);
+    CHECK_MESSAGE(contains(text, wanted), text);
   }
   const std::string other = message_of_ranks(2, [&](int rank) {
     nn::GPT model(small);
@@ -342,16 +319,15 @@ TEST_CASE("inference: weights from checkpoints of every kind, and into a folder"
     });
     CHECK(equal((*nn::from_pretrained(to))(some_tokens).tensor(), logits));
   }
-  const struct {
-    std::string checkpoint, text;
-  } rows[] = {{"nowhere", "no such file or folder"},
-              {d.str(), "expected model.safetensors (Hugging Face's), or checkpoints; it holds neither"},
-              {"a.safetensors", "expected a tensor model."},
-              {golden + "/llama_main", "expected a config.json with the options of this GPT"}};
-  for (const auto& row : rows) {
+  const std::pair<std::string, const char*> rows[] = {
+      {"nowhere", "no such file or folder"},
+      {d.str(), "expected model.safetensors (Hugging Face's), or checkpoints; it holds neither"},
+      {"a.safetensors", "expected a tensor model."},
+      {golden + "/llama_main", "expected a config.json with the options of this GPT"}};
+  for (const auto& [checkpoint, text] : rows) {
     nn::GPT model(o);
-    CHECK_ERROR(init_inference(model, Json(Json::Object{{"checkpoint", row.checkpoint}, {"base_dir", d.str()}}), quiet),
-                row.text);
+    CHECK_ERROR(init_inference(model, Json(Json::Object{{"checkpoint", checkpoint}, {"base_dir", d.str()}}), quiet),
+                text);
   }
   // A damaged checkpoint is rejected.
   const std::string at = d / "run/checkpoints/global_step3";
@@ -375,8 +351,7 @@ TEST_CASE("inference: ZeRO's blocks come from host memory and from a file") {
   const TempDir d;
   for (const std::string device : {"cpu", "nvme"})
     for (const int ranks : {1, 2}) {
-      CAPTURE(device);
-      CAPTURE(ranks);
+      INFO(device, " on ", ranks, " ranks");
       const Json config = Json::Object{
           {"mp_size", ranks},
           {"zero",
@@ -453,9 +428,7 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
     CHECK((*engine)(some_tokens).dtype() == dtype);
     CHECK(!model->is_training());
   }
-  const auto made = with(R"({"max_out_tokens": 20, "min_out_tokens": 8})");
-  const auto model = made.first;
-  const auto engine = made.second;
+  const auto [model, engine] = with(R"({"max_out_tokens": 20, "min_out_tokens": 8})");
   CHECK(std::abs(engine->loss(some_tokens, some_tokens).item() - model->loss(some_tokens, some_tokens).item()) < 1e-9);
   for (const Variable& out : {(*engine)(some_tokens), engine->loss(some_tokens, some_tokens)})
     CHECK_ERROR(sum(out).backward(), "made for inference; use engine::initialize to train");
@@ -474,17 +447,14 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
   CHECK_ERROR(engine->generate(Ids{1}), "generate() after destroy()");
   (*model)(some_tokens);  // destroy() has removed the hooks
 
-  const auto both_ways = with(R"({"triangular_masking": false})");
-  const auto encoder = both_ways.second;
+  const auto [both_ways, encoder] = with(R"({"triangular_masking": false})");
   Tensor other = some_tokens.clone();
   other.narrow(1, 4, 1).fill_(7);  // without a causal mask, the first token attends to the last one
   CHECK(max_relative_difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1),
                                 (*encoder)(other).tensor().narrow(1, 0, 1)) > 1e-6);
   CHECK_ERROR(encoder->generate(Ids{1}), "triangular_masking is false");
 
-  const struct {
-    const char *config, *text;
-  } rows[] = {
+  const std::pair<const char*, const char*> rows[] = {
       {R"({"max_out_tokens": 33})", "expected at most the model's context 32, got 33"},
       {R"({"min_out_tokens": 33})", "expected at most the model's context 32, got 33"},
       {R"({"tp": {"tp_size": 2}})", "start the program with lockstep run -n 2"},
@@ -502,22 +472,27 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
       {R"({"enable_cuda_graph": true, "keep_module_on_host": true, "tp": {"enabled": false, "tp_size": 4}})",
        "(no error)"},
   };
-  for (const auto& row : rows) { CHECK_ERROR(with(row.config), row.text); }
+  for (const auto& [config, text] : rows) CHECK_ERROR(with(config), text);
 }
 
 TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
   const NoGrad no_grad;
   const Ids prompt{1, 2, 3, 4, 5};
-  const auto texts = [&](const std::string& from, int ranks, const std::string& quant, int groups = 1) {
-    const std::string config = str(R"({"dtype": "int8", "mp_size": )", ranks, R"(, "quant": {"weight": {)", quant,
-                                   quant.empty() ? "" : ", ", R"("q_groups": )", groups, "}}}");
+  const auto text_of = [&](inference::InferenceEngine engine) {
+    return engine.generate(prompt, {.max_new_tokens = 8}).tokens;
+  };
+  const auto config_of = [](int ranks, const std::string& weight, int groups, const std::string& more = "") {
+    return str(R"({"dtype": "int8", "mp_size": )", ranks, R"(, "quant": {"weight": {)", weight, R"("q_groups": )",
+               groups, "}}", more, "}");
+  };
+  const auto texts = [&](const std::string& from, int ranks, const std::string& weight, int groups = 1) {
     return on_ranks<Ids>(ranks, [&](int) {
-      auto engine = init_inference(from, config, quiet);
+      auto engine = init_inference(from, config_of(ranks, weight, groups), quiet);
       CHECK(nn::is_quantized(engine.module()));
-      return engine.generate(prompt, {.max_new_tokens = 8}).tokens;
+      return text_of(std::move(engine));
     });
   };
-  for (const std::string name : {"main", "mha", "wide", "llama3", "linear", "yarn"}) {
+  for (const std::string name : llamas) {
     CAPTURE(name);
     const Ids one = texts(golden + "/llama_" + name, 1, "")[0];
     for (const int ranks : {2, 4})
@@ -531,42 +506,31 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
   } rows[] = {{"", 1, QuantFormat::row8},
               {"", 64, QuantFormat::row8},
               {"", 128, QuantFormat::group8},
-              {"\"num_bits\": 4", 1, QuantFormat::group4}};
+              {"\"num_bits\": 4, ", 1, QuantFormat::group4}};
   for (const auto& row : rows) {
     CAPTURE(row.groups);
     const Ids one = texts(llama, 1, row.weight, row.groups)[0];
     for (const Ids& made : texts(llama, 2, row.weight, row.groups)) CHECK(made == one);
-    auto engine = init_inference(llama,
-                                 str(R"({"dtype": "int8", "quant": {"weight": {)", row.weight, *row.weight ? "," : "",
-                                     R"("q_groups": )", row.groups, "}}}"),
-                                 quiet);
+    auto engine = init_inference(llama, config_of(1, row.weight, row.groups), quiet);
     CHECK(nn::quantized_weight(engine.module().blocks[0].mlp.up.attached)->format == row.format);
     CHECK(!engine.module().head.attached.store);
     // Saving a quantized model from memory writes the same codes with any number of ranks.
     const TempDir d;
+    const std::string save = str(R"(, "save_mp_checkpoint_path": ")", d / "codes", '"');
     for (const int ranks : {1, 2}) {
-      on_ranks(ranks, [&](int) {
-        init_inference(llama,
-                       str(R"({"dtype": "int8", "mp_size": )", ranks, R"(, "quant": {"weight": {)", row.weight,
-                           *row.weight ? "," : "", R"("q_groups": )", row.groups, R"(}}, "save_mp_checkpoint_path": ")",
-                           d / "codes", R"("})"),
-                       quiet);
-      });
-      CHECK(init_inference(d / "codes", {}, quiet).generate(prompt, {.max_new_tokens = 8}).tokens == one);
+      on_ranks(ranks, [&](int) { init_inference(llama, config_of(ranks, row.weight, row.groups, save), quiet); });
+      CHECK(text_of(init_inference(d / "codes", {}, quiet)) == one);
       for (const Ids& made : texts(d / "codes", 2, row.weight, row.groups)) CHECK(made == one);
       nn::GPT model(nn::pretrained_options(llama));
-      CHECK(init_inference(model, Json(Json::Object{{"checkpoint", d / "codes/quantized.safetensors"}}), quiet)
-                .generate(prompt, {.max_new_tokens = 8})
-                .tokens == one);
+      const Json codes = Json::Object{{"checkpoint", d / "codes/quantized.safetensors"}};
+      CHECK(text_of(init_inference(model, codes, quiet)) == one);
     }
   }
   auto apart = init_inference(
       llama, R"({"dtype": "int8", "quant": {"qkv": {"enabled": false}, "activation": {"enabled": true}}})", quiet);
   CHECK(!apart.module().blocks[0].attention.in_proj.attached.store);
   CHECK(nn::quantized_weight(apart.module().blocks[0].attention.out_proj.attached)->matmul_args.dynamic);
-  const struct {
-    const char *config, *text;
-  } refused[] = {
+  const std::pair<const char*, const char*> refused[] = {
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 7}}})",
        "7 does not divide the 12288 elements of blocks.0.attention.in_proj.weight"},
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 1024}}})",
@@ -574,5 +538,5 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 128}, "activation": {"enabled": true}}})",
        "expected quant.weight.q_groups of at most 64 with it"},
   };
-  for (const auto& row : refused) { CHECK_ERROR(init_inference(llama, row.config, quiet), row.text); }
+  for (const auto& [config, text] : refused) CHECK_ERROR(init_inference(llama, config, quiet), text);
 }

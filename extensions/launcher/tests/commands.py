@@ -6,12 +6,14 @@ commands.py BUILD_FOLDER          ends with "N passed, N failed"
 Ranks are shell scripts. Each carries a mark in its environment, by which leftover processes are found.
 """
 import concurrent.futures
+import contextlib
 import fcntl
 import json
 import os
 import pathlib
 import pty
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -71,14 +73,10 @@ def expect(name, r, code, *parts, absent=()):
 def marked():
     """The processes of the current test: {pid: command line}."""
     found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
             if f"{MARK}={test.mark}".encode() in (entry / "environ").read_bytes():
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            pass
     return {pid: line for pid, line in found.items() if line}
 
 
@@ -108,6 +106,13 @@ with tempfile.TemporaryDirectory() as folder:
     d = pathlib.Path(folder)
     os.environ["TMPDIR"] = folder
     temporary = lambda: [p.name for p in d.iterdir() if p.name.startswith("lockstep-") or p.name.endswith(".lockstep")]
+
+    def remove_temporary():
+        """Removes what killed launchers could not, except flight records."""
+        for left in map(d.joinpath, temporary()):
+            if left.is_dir() and not any(left.rglob("flight-*")):
+                shutil.rmtree(left)
+
 
     # Environment.
     names = ("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE CROSS_RANK CROSS_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT "
@@ -229,14 +234,11 @@ with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen([LOCKSTEP, "run", *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True)
         os.close(theirs)
         got = b""
-        while True:
-            try:
-                more = os.read(ours, 65536)
-            except OSError:
-                break
-            if not more:
-                break
-            got += more
+        try:
+            while more := os.read(ours, 65536):
+                got += more
+        except OSError:  # the last process with the terminal has ended
+            pass
         process.wait(LIMIT)
         os.close(ours)
         check(f"{name}: nothing is left", settle(lambda: not leftovers()), leftovers())
@@ -249,9 +251,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # Failures.
     def fails(name, code, parts, *args):
-        start = time.monotonic()
         expect(name, run(name, *args), code, *parts)
-        return time.monotonic() - start
 
     torch = json.dumps({"message": {"message": "RuntimeError: torn", "extraInfo": {}}})
     blame = 'echo "[rank 1] no space" > $LOCKSTEP_ERROR_FILE; if [ $RANK = 1 ]; then sleep 0.2; exit 5; fi; exit 6'
@@ -264,9 +264,10 @@ with tempfile.TemporaryDirectory() as folder:
         ("error file of torch", 1, ["| RuntimeError: torn"], "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"),
         ("the rank that all errors name", 5, ["rank 1 ended with exit code 5", "then rank 0 ended with exit code 6"], "-n", 2, "sh", "-c", blame),
     ))
-    seconds = fails("the first failure is reported", 7, ["rank 2 ended with exit code 7", "the reason", "stopped with it: rank 0, rank 1, rank 3", f"on {socket.gethostname()}"], "-n", 4, "sh", "-c",
+    start = time.monotonic()
+    fails("the first failure is reported", 7, ["rank 2 ended with exit code 7", "the reason", "stopped with it: rank 0, rank 1, rank 3", f"on {socket.gethostname()}"], "-n", 4, "sh", "-c",
                     'if [ $RANK = 2 ]; then echo "the reason" >&2; exit 7; fi; sleep 1000')
-    check("the rest end soon", seconds < 5, seconds)
+    check("the rest end soon", time.monotonic() - start < 5, time.monotonic() - start)
     (d / "plain").write_bytes(b"\0\1\2")
     expect("a file that is not executable", run("not executable", "-n", 2, d / "plain"), 1, "it is not executable (chmod +x)")
     (d / "plain").chmod(0o755)
@@ -275,7 +276,7 @@ with tempfile.TemporaryDirectory() as folder:
     kept = re.search(r"flight records: lockstep flight (\S+)", r.stderr)
     check("flight records are kept and named", kept and sorted(p.name for p in pathlib.Path(kept[1]).glob("flight*")) == ["flight-0.json", "flight-1.json"], r.stderr)
     if kept:
-        subprocess.run(["rm", "-r", str(pathlib.Path(kept[1]).parent)], check=True)
+        shutil.rmtree(pathlib.Path(kept[1]).parent)
     check("no temporary files are left", temporary() == [], temporary())
 
     # Processes that ranks leave behind, and launchers that are killed.
@@ -286,16 +287,12 @@ with tempfile.TemporaryDirectory() as folder:
     def ready(process, ranks):
         """Reads until every rank has printed "ready"."""
         received = b""
-        while received.count(b"ready") < ranks:
-            more = os.read(process.stdout.fileno(), 4096)
-            if not more:
-                return False
+        while received.count(b"ready") < ranks and (more := os.read(process.stdout.fileno(), 4096)):
             received += more
-        return True
+        return received.count(b"ready") >= ranks
 
     def supervisor_of(process):
-        listed = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return int(listed[0])
+        return int(pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
     # The launcher does not know which rank got a signal: a rank's exit code says that the job was asked to stop.
     said = run("asked to stop", "-n", 2, "--max-restarts", 3, "sh", "-c", "test $RANK = 1 || sleep 0.2; exit 143")
@@ -311,8 +308,7 @@ with tempfile.TemporaryDirectory() as folder:
         r = end(f"kill -9 {victim}", process)
         if victim == "supervisor":
             expect("a killed supervisor is reported", r, 137, "was killed by SIGKILL", "its ranks were ended")
-    for left in temporary():  # nothing was left to remove it
-        subprocess.run(["rm", "-r", str(d / left)], check=True)
+    remove_temporary()
 
     # Both the launcher and its supervisor are killed: the kernel ends the ranks.
     process = begin("-n", 3, "sh", "-c", "trap '' TERM HUP INT; echo ready; exec sleep 1000")
@@ -323,8 +319,7 @@ with tempfile.TemporaryDirectory() as folder:
             os.kill(pid, one)
     check("kill -9 of launcher and supervisor: no rank is left", settle(lambda: not leftovers(), 5), leftovers())
     end("kill -9 both", process)
-    for left in temporary():
-        subprocess.run(["rm", "-r", str(d / left)], check=True)
+    remove_temporary()
 
     # If nobody reads their output, ranks block until the job is ended.
     def unread(name, script, code):
@@ -469,9 +464,7 @@ cd / && FAKE_HOST=$host exec sh -c "$*"
             process.send_signal(one)
             time.sleep(0.3)
         expect(name, end(name, process), code)
-    for left in temporary():
-        if (d / left).is_dir() and not any((d / left).rglob("flight-*")):
-            subprocess.run(["rm", "-r", str(d / left)], check=True)
+    remove_temporary()
     trap = d / "trap"  # a link in place of the file; the launcher has the process id of its shell
     r = subprocess.run(["sh", "-c", f'ln -s {trap} {d}/$$.lockstep && exec "$@"', "sh", str(LOCKSTEP), "run", "--save-pid", "true"], capture_output=True, text=True, env=os.environ)
     check("--save-pid follows no link", r.returncode == 1 and "--save-pid cannot make" in r.stderr and not trap.exists(), r.stderr)

@@ -34,10 +34,7 @@ void record(const std::string& folder, int rank, int world, const std::vector<Ro
 }  // namespace
 
 TEST_CASE("flight: names the late rank and its call") {
-  const struct {
-    const char* expected;
-    std::vector<std::vector<Row>> ranks;
-  } rows[] = {
+  const std::pair<const char*, std::vector<std::vector<Row>>> rows[] = {
       {"rank 2 is late: it is in seq 8 (broadcast f32 x 4 from rank 0); ranks 0, 1, 3 wait in seq 9 (all_reduce f32 x "
        "8, tag w1)\n",
        {{{"world", 9, "all_reduce f32 x 8, tag w1", false}},
@@ -62,13 +59,13 @@ TEST_CASE("flight: names the late rank and its call") {
         {{"world", 0, "receive f32 x 8 from rank 0, tag b", false}}}},
       {"no rank waits for another\n", {{{"world", 5, "barrier", true}}, {{"world", 5, "barrier", true}}, {}}},
   };
-  for (const auto& row : rows) {
+  for (const auto& [expected, ranks] : rows) {
     const TempDir dir;
     const std::string folder = dir / "records";  // made by the first write
-    for (size_t r = 0; r < row.ranks.size(); ++r) record(folder, int(r), int(row.ranks.size()), row.ranks[r]);
+    for (size_t r = 0; r < ranks.size(); ++r) record(folder, int(r), int(ranks.size()), ranks[r]);
     const std::string text = explain_flight(folder);
     CAPTURE(text);
-    CHECK(text.starts_with(row.expected));
+    CHECK(text.starts_with(expected));
     CHECK(contains(text, "  rank 1: "));
   }
 }

@@ -6,16 +6,16 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "extensions/launcher/launch.h"
 #include "extensions/launcher/scratch.h"
+#include "tests/environment.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
-using testing::TempDir;
+using testing::EnvironmentVariable, testing::TempDir;
 
 namespace {
 
@@ -47,9 +47,7 @@ const std::vector<Host> abc = {{"a", up_to(4)}, {"b", up_to(4)}, {"c", up_to(2)}
 
 TEST_CASE("a hostfile has one host a line") {
   CHECK(text_of(parse_hostfile("# all\n\n  a  slots=2 # two\r\nb\tslots=1\n   \nc slots=3", "f")) == "a:01 b:0 c:012 ");
-  const struct {
-    const char *text, *expected;
-  } wrong[] = {
+  const std::pair<const char*, const char*> wrong[] = {
       {"", "f: expected at least one line 'host slots=N'"},
       {"# nothing\n\n", "f: expected at least one line"},
       {"a slots=1\nb\n", "f:2: expected 'host slots=N', got 'b'"},
@@ -66,27 +64,21 @@ TEST_CASE("a hostfile has one host a line") {
       {"user@-v slots=1\n", "f:1: expected a host's name"},
       {"a;b slots=1\n", "f:1: expected a host's name of letters, digits, '.', '_', ':' and '-' (not first), got 'a;b'"},
   };
-  for (const auto& row : wrong) {
-    CAPTURE(row.text);
-    CHECK_ERROR(parse_hostfile(row.text, "f"), row.expected);
+  for (const auto& [text, expected] : wrong) {
+    CAPTURE(text);
+    CHECK_ERROR(parse_hostfile(text, "f"), expected);
   }
   CHECK_ERROR(read_hostfile("/nonexistent/hosts"), "cannot read the hostfile '/nonexistent/hosts': No such file");
-  const TempDir folder;
-  std::ofstream(folder.path / "empty");
-  CHECK_ERROR(read_hostfile(folder.path / "empty"), "at least one line");
+  CHECK_ERROR(read_hostfile(TempDir().write("empty", "")), "at least one line");
 }
 
 TEST_CASE("include and exclude choose hosts and slots") {
-  const struct {
-    const char *include, *exclude, *kept;
-  } rows[] = {
+  const char* const rows[][3] = {
       {"", "", "a:0123 b:0123 c:01 "}, {"c@a", "", "a:0123 c:01 "},   {"a:2,0@c", "", "a:02 c:01 "},
       {"", "b", "a:0123 c:01 "},       {"", "b:0,3@a", "b:12 c:01 "}, {"", "c:0,1", "a:0123 b:0123 "},
   };
-  for (const auto& row : rows) CHECK(text_of(filter_hosts(abc, row.include, row.exclude)) == row.kept);
-  const struct {
-    const char *include, *exclude, *expected;
-  } wrong[] = {
+  for (const auto& [include, exclude, kept] : rows) CHECK(text_of(filter_hosts(abc, include, exclude)) == kept);
+  const char* const wrong[][3] = {
       {"a", "b", "got both"},
       {"d", "", "--include names host 'd', which is not among: a, b, c"},
       {"", "d", "--exclude names host 'd'"},
@@ -100,7 +92,7 @@ TEST_CASE("include and exclude choose hosts and slots") {
       {"", "a@b@c", "leaves no slot on any host"},
       {"", "a@b@c:0,1", "leaves no slot"},
   };
-  for (const auto& row : wrong) { CHECK_ERROR(filter_hosts(abc, row.include, row.exclude), row.expected); }
+  for (const auto& [include, exclude, expected] : wrong) CHECK_ERROR(filter_hosts(abc, include, exclude), expected);
   CHECK(text_of(limit_hosts(abc, 2, 3)) == "a:012 b:012 ");
   CHECK(limit_hosts(abc, 0, 0) == abc);
   CHECK_ERROR(limit_hosts(abc, 4, 0), "--num-nodes of at most 3");
@@ -175,16 +167,14 @@ TEST_CASE("the environment of a rank") {
 
 TEST_CASE("tokens") {
   const TempDir folder;
-  const std::string file = folder.path / "token";
+  const std::string file = folder / "token";
   CHECK_ERROR(read_token(file), "No such file");
-  std::ofstream(file) << "0123456789abcdef\n";
+  folder.write("token", "0123456789abcdef\n");
   CHECK_ERROR(read_token(file), "chmod 600");
   std::filesystem::permissions(file, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   CHECK(read_token(file) == "0123456789abcdef");
-  for (const char* text : {"", "short", "two words that are long enough"}) {
-    std::ofstream(file) << text;
-    CHECK_ERROR(read_token(file), "16 to 1024 characters");
-  }
+  for (const char* text : {"", "short", "two words that are long enough"})
+    CHECK_ERROR(read_token(folder.write("token", text)), "16 to 1024 characters");
 }
 
 TEST_CASE("a port is kept from others, and one in use is refused") {
@@ -238,14 +228,12 @@ TEST_CASE("what ranks print through ssh") {
   CHECK(local.front() == "/bin/lockstep");
   CHECK(std::vector<std::string>(local.end() - 3, local.end()) == o.command);
   const TempDir folder;  // a stand-in for ssh, so that the test does not need one
-  std::ofstream(folder.path / "ssh") << "#!/bin/sh\n";
+  folder.write("ssh", "#!/bin/sh\n");
   std::filesystem::permissions(folder.path / "ssh", std::filesystem::perms::owner_all);
-  const std::string path = getenv("PATH") ? getenv("PATH") : "";
-  setenv("PATH", folder.path.c_str(), 1);
+  const EnvironmentVariable path("PATH", folder.str());
   o.ssh_port = 2222, o.ssh_arguments = {"-i", "key"};
   const std::vector<std::string> ssh = agent_command(o, attempt, 0, "/bin/lockstep", "/work dir");
-  setenv("PATH", path.c_str(), 1);
-  CHECK(ssh.front() == (folder.path / "ssh").string());
+  CHECK(ssh.front() == folder / "ssh");
   CHECK(ssh[ssh.size() - 2] == "far");
   CHECK(contains(
       ssh.back(),
@@ -256,22 +244,16 @@ TEST_CASE("what ranks print through ssh") {
 
 TEST_CASE("error files") {
   const TempDir folder;
-  const std::string file = folder.path / "error.json";
+  const std::string file = folder / "error.json";
   CHECK(read_error_file(file).empty());
-  const struct {
-    const char *text, *expected;
-  } rows[] = {{"plain\n\n", "plain"},
-              {"{\"message\": \"m\", \"rank\": 1}", "m"},
-              {"{\"message\": {\"message\": \"deep\"}}", "deep"},
-              {"{\"message\": 3}", "3"},
-              {"{broken", "{broken"},
-              {"[1]", "[1]"}};
-  for (const auto& row : rows) {
-    std::ofstream(file) << row.text;
-    CHECK(read_error_file(file) == row.expected);
-  }
-  std::ofstream(file) << std::string(1 << 20, 'x');
-  CHECK(read_error_file(file).size() == 8192);
+  const std::pair<std::string, std::string> rows[] = {{"plain\n\n", "plain"},
+                                                      {R"({"message": "m", "rank": 1})", "m"},
+                                                      {R"({"message": {"message": "deep"}})", "deep"},
+                                                      {R"({"message": 3})", "3"},
+                                                      {"{broken", "{broken"},
+                                                      {"[1]", "[1]"},
+                                                      {std::string(1 << 20, 'x'), std::string(8192, 'x')}};
+  for (const auto& [text, expected] : rows) CHECK(read_error_file(folder.write("error.json", text)) == expected);
   std::filesystem::remove(file);
   REQUIRE(mkfifo(file.c_str(), 0600) == 0);
   CHECK(read_error_file(file).empty());  // without waiting for a writer
@@ -279,6 +261,7 @@ TEST_CASE("error files") {
 
 TEST_CASE("the first cause is the rank that all errors name, if it failed") {
   const TempDir folder;
+  std::filesystem::create_directory(folder / "0");
   const LaunchOptions o{.ranks = 3};
   const Attempt attempt{.folder = folder.path};
   const struct {
@@ -301,8 +284,7 @@ TEST_CASE("the first cause is the rank that all errors name, if it failed") {
               {"ranks 2", true, false, 0}};
   for (const auto& row : rows) {
     CAPTURE(row.error);
-    std::filesystem::create_directories(folder.path / "0");
-    std::ofstream(folder.path / "0/error.json") << row.error;
+    folder.write("0/error.json", row.error);
     Outcome outcome{.members = std::vector<Ended>(3), .first = 0};
     for (Ended& ended : outcome.members) ended.status = 1 << 8;
     outcome.members[2].status = row.other_failed ? 2 << 8 : 0, outcome.members[2].stopped = row.other_stopped;
@@ -310,23 +292,20 @@ TEST_CASE("the first cause is the rank that all errors name, if it failed") {
   }
 }
 
-TEST_CASE(
-    "folders for temporary files: one that is not there is named, and of those that failed jobs keep the last ten "
-    "stay") {
+TEST_CASE("folders for temporary files: a missing one is named, and of those that failed jobs keep the last ten stay") {
   const TempDir folder;
-  const char* before = std::getenv("TMPDIR");
-  const std::string kept = before ? before : "";
-  setenv("TMPDIR", "/no/such", 1);
-  CHECK(contains(message([] { ScratchFolder scratch; }),
-                 "TMPDIR=/no/such: the folder for temporary files does not exist"));
-  setenv("TMPDIR", folder.path.c_str(), 1);
+  {
+    const EnvironmentVariable nowhere("TMPDIR", "/no/such");
+    CHECK_ERROR(ScratchFolder(), "TMPDIR=/no/such: the folder for temporary files does not exist");
+  }
+  const EnvironmentVariable here("TMPDIR", folder.str());
   std::vector<std::string> all;
   for (int i = 0; i < 13; ++i) {
     ScratchFolder scratch;
     all.push_back(scratch.path());
     if (i != 1) scratch.keep(i != 2);  // 2: its logs were requested by the user
   }
-  before ? setenv("TMPDIR", kept.c_str(), 1) : unsetenv("TMPDIR");
+
   for (int i = 0; i < 13; ++i) CHECK(std::filesystem::exists(all[size_t(i)]) == (i == 2 || i > 2));
   CHECK(!std::filesystem::exists(all[0]));
 }

@@ -3,16 +3,15 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
+#include <set>
 
-#include "data/json.h"
-#include "data/safetensors.h"
 #include "extensions/hugging_face/pretrained.h"
+#include "extensions/hugging_face/tests/golden_folders.h"
 #include "extensions/lora/adapter.h"
 #include "nn/init.h"
+#include "tests/apart.h"
 #include "tests/devices.h"
-#include "tests/golden_folder.h"
 #include "tests/messages.h"
-#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -22,26 +21,9 @@ namespace {
 
 const std::string adapters = golden_folder();
 
-double off_by(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.shape() == b.shape());
-  return max(abs(sub(a.to(cpu).to(f64), b.to(cpu).to(f64)))).item();
-}
-
-/// A copy of a golden folder that a test may change.
-struct AdapterFolder {
-  TempDir at;
-  Json config;
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  explicit AdapterFolder(const std::string& name)
-      : config(data::read_json(adapters + "/" + name + "/adapter_config.json")) {
-    const auto file = data::SafeTensors::open(adapters + "/" + name + "/adapter_model.safetensors");
-    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor).clone());
-  }
-  std::string write() const {
-    at.write("adapter_config.json", config.dump());
-    data::save_safetensors(at / "adapter_model.safetensors", tensors);
-    return at.str();
-  }
+/// A copy of the golden adapter of a Llama.
+struct AdapterFolder : Folder {
+  AdapterFolder() : Folder(adapters + "/llama", "adapter_config.json", "adapter_model.safetensors") {}
 };
 
 }  // namespace
@@ -58,11 +40,11 @@ TEST_CASE("adapter: folders of peft give the logits of peft") {
     const Tensor ids = expected.tensor("input_ids"), logits = expected.tensor("logits");
     for (const DType dtype : {f32, f64}) {
       const auto model = nn::from_pretrained(base, {.dtype = dtype});
-      CHECK(off_by((*model)(ids).tensor(), logits) > 0.1);
+      CHECK(max_difference((*model)(ids).tensor(), logits) > 0.1);
       nn::Lora lora = nn::load_adapter(*model, folder);
-      CHECK(off_by((*model)(ids).tensor(), logits) <= 1e-5);
+      CHECK(max_difference((*model)(ids).tensor(), logits) <= 1e-5);
       lora.merge();
-      CHECK(off_by((*model)(ids).tensor(), logits) <= 1e-5);
+      CHECK(max_difference((*model)(ids).tensor(), logits) <= 1e-5);
     }
     std::unique_ptr<nn::GPT> empty;
     {
@@ -71,7 +53,7 @@ TEST_CASE("adapter: folders of peft give the logits of peft") {
       nn::load_adapter(*empty, folder);
     }
     nn::fill(*empty);
-    CHECK(off_by((*empty)(ids).tensor(), logits) <= 1e-5);
+    CHECK(max_difference((*empty)(ids).tensor(), logits) <= 1e-5);
   }
 }
 
@@ -87,10 +69,7 @@ TEST_CASE("adapter: saving and loading give the same adapter, with peft's names"
     nn::save_adapter(*model, lora, to.str(), nn::adapter_base(folder));
     CHECK(nn::adapter_base(to.str()) == nn::adapter_base(folder));
     const nn::Lora loaded = nn::load_adapter(*again, to.str());
-    const nn::State one = model->state(), other = again->state();
-    REQUIRE(one.size() == other.size());
-    for (size_t i = 0; i < one.size(); ++i)
-      CHECK_MESSAGE((one[i].first == other[i].first && equal(one[i].second, other[i].second)), one[i].first);
+    CHECK(same(*model, *again));
     const auto theirs = data::SafeTensors::open(folder + "/adapter_model.safetensors"),
                ours = data::SafeTensors::open(to / "adapter_model.safetensors");
     auto names = ours.names();
@@ -108,43 +87,42 @@ TEST_CASE("adapter: saving and loading give the same adapter, with peft's names"
 TEST_CASE("adapter: options that would be another adapter are refused by name, and nothing is changed") {
   const OnCpu on_cpu;
   const auto base = [] { return nn::from_pretrained(nn::adapter_base(adapters + "/llama")); };
-  const std::vector<std::pair<const char*, const char*>> said{{"use_dora", "true"},
-                                                              {"loftq_config", R"({"loftq_bits": 4})"},
-                                                              {"rank_pattern", R"({"q_proj": 4})"},
-                                                              {"alpha_pattern", R"({"q_proj": 4})"},
-                                                              {"layers_to_transform", "[0]"},
-                                                              {"layer_replication", "[[0, 1]]"},
-                                                              {"lora_bias", "true"},
-                                                              {"use_qalora", "true"},
-                                                              {"target_parameters", R"(["mlp"])"},
-                                                              {"trainable_token_indices", "[1]"},
-                                                              {"a_key_of_tomorrow", "7"},
-                                                              {"bias", R"("all")"},
-                                                              {"init_lora_weights", R"("pissa")"},
-                                                              {"peft_type", R"("ADALORA")"},
-                                                              {"task_type", R"("SEQ_CLS")"},
-                                                              {"target_modules", R"(".*_proj")"},
-                                                              {"target_modules", R"(["q_proj", "w_proj"])"},
-                                                              {"target_modules", R"(["q_proj"])"},
-                                                              {"target_modules", R"("all-linear")"},
-                                                              {"modules_to_save", R"(["norm", "wte"])"},
-                                                              {"modules_to_save", "null"},
-                                                              {"r", "4"},
-                                                              {"r", "0"}};
+  const std::pair<const char*, const char*> said[]{{"use_dora", "true"},
+                                                   {"loftq_config", R"({"loftq_bits": 4})"},
+                                                   {"rank_pattern", R"({"q_proj": 4})"},
+                                                   {"alpha_pattern", R"({"q_proj": 4})"},
+                                                   {"layers_to_transform", "[0]"},
+                                                   {"layer_replication", "[[0, 1]]"},
+                                                   {"lora_bias", "true"},
+                                                   {"use_qalora", "true"},
+                                                   {"target_parameters", R"(["mlp"])"},
+                                                   {"trainable_token_indices", "[1]"},
+                                                   {"a_key_of_tomorrow", "7"},
+                                                   {"bias", R"("all")"},
+                                                   {"init_lora_weights", R"("pissa")"},
+                                                   {"peft_type", R"("ADALORA")"},
+                                                   {"task_type", R"("SEQ_CLS")"},
+                                                   {"target_modules", R"(".*_proj")"},
+                                                   {"target_modules", R"(["q_proj", "w_proj"])"},
+                                                   {"target_modules", R"(["q_proj"])"},
+                                                   {"target_modules", R"("all-linear")"},
+                                                   {"modules_to_save", R"(["norm", "wte"])"},
+                                                   {"modules_to_save", "null"},
+                                                   {"r", "4"},
+                                                   {"r", "0"}};
   const auto model = base();
   const auto parameters = model->parameters().size();
   for (const auto& [key, value] : said) {
-    AdapterFolder folder("llama");
+    AdapterFolder folder;
     folder.config[key] = data::parse_json(value, key);
     const std::string text = message([&] { nn::load_adapter(*model, folder.write()); });
-    const bool of_tensors = std::string(value) == R"(["q_proj"])" || std::string(value) == R"("all-linear")" ||
-                            std::string(value) == "null" || std::string(value) == "4";
-    CHECK_MESSAGE(contains(text, of_tensors ? "adapter_model.safetensors: " : key), text);
+    const std::set<std::string> of_tensors{R"(["q_proj"])", R"("all-linear")", "null", "4"};
+    CHECK_MESSAGE(contains(text, of_tensors.contains(value) ? "adapter_model.safetensors: " : key), text);
     CHECK_MESSAGE(text != "(no error)", folder.config.dump());
     CHECK(model->parameters().size() == parameters);
     CHECK(model->parameters()[0].requires_grad());
   }
-  AdapterFolder missing("llama"), wrong("llama"), other("llama"), pickled("llama");
+  AdapterFolder missing, wrong, other, pickled;
   missing.tensors.pop_back();
   CHECK_ERROR(nn::load_adapter(*model, missing.write()), "expected a tensor 'base_model.model.");
   wrong.tensors[1].second = wrong.tensors[1].second.t().contiguous();

@@ -36,25 +36,20 @@ std::shared_ptr<nn::GPT> lora_model(const LoraMix& m) {
 }
 
 Tensors train_lora(const LoraMix& m, bool sequence = false) {
-  const Subject subject{.name = m.llama ? "Llama" : "GPT",
-                        .make = [&](const parallel::Mesh&) { return engine::PipelineModule{.model = lora_model(m)}; },
-                        .sample =
-                            [](int64_t, int64_t) {
-                              const Tensor tokens = randint(0, lora_vocab, {2, lora_context + 1});
-                              return pipeline::Sample{{tokens.narrow(1, 0, lora_context).contiguous()},
-                                                      {tokens.narrow(1, 1, lora_context).contiguous()}};
-                            },
-                        .optimizer = {}};
-  Tensors all =
-      train(subject, {.plan = m.plan,
-                      .steps = 3,
-                      .clip = 1,
-                      .tp_options = {.sequence = sequence, .sum = false},
-                      .change = [](engine::Config& c) {
-                        c.zero_optimization.stage3_param_persistence_threshold = 0;
-                        c.optimizer = {.type = "AdamW",
-                                       .params = data::parse_json(R"({"lr": 0.01, "weight_decay": 0.1})", "params")};
-                      }});
+  const auto make = [&](const parallel::Mesh&) { return engine::PipelineModule{.model = lora_model(m)}; };
+  const auto sample = [](int64_t, int64_t) {
+    const Tensor tokens = randint(0, lora_vocab, {2, lora_context + 1});
+    return pipeline::Sample{{tokens.narrow(1, 0, lora_context).contiguous()},
+                            {tokens.narrow(1, 1, lora_context).contiguous()}};
+  };
+  const auto change = [](engine::Config& c) {
+    c.zero_optimization.stage3_param_persistence_threshold = 0;
+    c.optimizer = {.type = "AdamW", .params = data::parse_json(R"({"lr": 0.01, "weight_decay": 0.1})", "params")};
+  };
+  const Subject subject{.name = m.llama ? "Llama" : "GPT", .make = make, .sample = sample, .optimizer = {}};
+  Tensors all = train(
+      subject,
+      {.plan = m.plan, .steps = 3, .clip = 1, .tp_options = {.sequence = sequence, .sum = false}, .change = change});
   // Keep what every plan returns: a pipeline stage that trains nothing does not return its frozen parameters.
   std::erase_if(all, [](const auto& one) {
     const std::string& name = one.first;
@@ -166,7 +161,7 @@ TEST_CASE("lora: frozen parameters have no optimizer state and send no gradient"
 TEST_CASE("lora: a Linear that a rule cuts and its model does not is refused") {
   const OnCpu on_cpu;
   struct Plain : nn::Layer<Plain> {
-    nn::Linear up{nn::Linear::Options{.in = 4, .out = 8}}, down{nn::Linear::Options{.in = 8, .out = 4}};
+    nn::Linear up = linear(4, 8), down = linear(8, 4);
     Variable forward(const Variable& x) { return down(relu(up(x))); }
     void fields(nn::Fields& f) override { f("up", up)("down", down); }
   };

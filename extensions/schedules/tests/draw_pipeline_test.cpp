@@ -32,25 +32,17 @@ TEST_CASE("pipeline schedules: the grid and the picture") {
   CHECK_ERROR(draw_svg(make_schedule({ScheduleKind::gpipe, 2, 1}), {0, 0, 0}), "costs of more than 0");
 }
 
-TEST_CASE("the pictures in docs/pipeline.md are those that `lockstep schedule --svg` draws") {
-  struct Row {
-    const char* file;
-    PipelineRequest request;
+TEST_CASE("the pictures in docs/pipeline.md and docs/sequence-parallel.md are those that are drawn") {
+  const auto check = [](const char* file, const std::string& svg, const char* arguments) {
+    const bool same = docs_image(file) == svg;
+    CHECK_MESSAGE(same, file, " is not what is drawn now: lockstep schedule ", arguments, " --svg FILE");
   };
-  for (const Row& row : {Row{"pipeline_1f1b.svg", {ScheduleKind::one_f_one_b, 4, 8}},
-                         Row{"pipeline_zb_h1.svg", {ScheduleKind::zb_h1, 4, 8}},
-                         Row{"pipeline_interleaved.svg", {ScheduleKind::interleaved, 4, 8}},
-                         Row{"pipeline_dualpipe_v.svg", {ScheduleKind::dualpipe_v, 4, 8}}}) {
-    CHECK_MESSAGE(docs_image(row.file) == draw_svg(make_schedule(row.request)), row.file,
-                  " is not what is drawn now: lockstep schedule ", name_of(row.request.kind),
-                  " --stages 4 --micro-batches 8 --svg FILE");
-  }
-}
-
-TEST_CASE("the picture in docs/sequence-parallel.md is the one that is drawn") {
-  const bool same = docs_image("ring_attention.svg") == sequence::draw_svg(4);
-  CHECK_MESSAGE(
-      same,
-      "docs/images/ring_attention.svg is not what is drawn now: lockstep schedule ring-attention --ranks 4 --svg FILE");
+  using Row = std::pair<const char*, ScheduleKind>;
+  for (const auto& [file, kind] :
+       {Row{"pipeline_1f1b.svg", ScheduleKind::one_f_one_b}, Row{"pipeline_zb_h1.svg", ScheduleKind::zb_h1},
+        Row{"pipeline_interleaved.svg", ScheduleKind::interleaved},
+        Row{"pipeline_dualpipe_v.svg", ScheduleKind::dualpipe_v}})
+    check(file, draw_svg(make_schedule({kind, 4, 8})), "KIND --stages 4 --micro-batches 8");
+  check("ring_attention.svg", sequence::draw_svg(4), "ring-attention --ranks 4");
   CHECK_ERROR(sequence::draw_svg(17), "1 to 16 ranks, got 17");
 }

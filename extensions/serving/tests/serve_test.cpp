@@ -6,7 +6,6 @@
 #include <random>
 #include <set>
 
-#include "base/threads.h"
 #include "extensions/serving/batcher.h"
 #include "extensions/serving/chat.h"
 #include "extensions/serving/simulate.h"
@@ -15,6 +14,8 @@
 #include "tensor/random.h"
 #include "tests/block_pattern.h"
 #include "tests/messages.h"
+#include "tests/models.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 using namespace lockstep::serve;
@@ -220,11 +221,9 @@ TEST_CASE("paged_attention: bit-identical to attention over contiguous keys") {
     DType dtype;
     int64_t heads, groups, width, size, window = 0;
   };
-  for (const Row& row :
+  for (const auto& [dtype, heads, groups, width, size, window] :
        {Row{f32, 4, 4, 16, 32}, Row{f32, 6, 2, 20, 16}, Row{f64, 2, 1, 8, 64}, Row{bf16, 4, 2, 16, 32},
         Row{f16, 3, 3, 12, 16}, Row{f32, 4, 2, 16, 32, 20}, Row{bf16, 2, 2, 8, 16, 65}, Row{f32, 2, 1, 8, 64, 1}}) {
-    const DType dtype = row.dtype;
-    const int64_t heads = row.heads, groups = row.groups, width = row.width, size = row.size;
     CAPTURE(width);
     manual_seed(7);
     const std::vector<std::pair<int64_t, int64_t>> shapes{{1, 1}, {1, 70}, {300, 300}, {5, 133}, {64, 64}, {1, 33}};
@@ -244,14 +243,14 @@ TEST_CASE("paged_attention: bit-identical to attention over contiguous keys") {
         scatter_blocks(v.narrow(2, at, count), values, table, at);
       }
       CHECK(gather_blocks(keys, table, length).to(f64).to_vector<double>() == k.to(f64).to_vector<double>());
-      single.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true, .window = row.window}).out);
+      single.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true, .window = window}).out);
       // blocks before the window have been freed
-      std::fill_n(table.begin(), before_window(length - queries, row.window) / size, -1);
+      std::fill_n(table.begin(), before_window(length - queries, window) / size, -1);
     }
     for (size_t i = 0; i < shapes.size(); ++i) rows.push_back({shapes[i].first, shapes[i].second, tables[i]});
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
-    CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(single, 2)));
-    CHECK_ERROR(paged_attention(q[0], keys, values, rows, row.window), "expected q of");
+    CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, window)) == bits(cat(single, 2)));
+    CHECK_ERROR(paged_attention(q[0], keys, values, rows, window), "expected q of");
     CHECK_ERROR(gather_blocks(keys.narrow(2, 0, 0).contiguous(), tables[0], 1), "1 token or more in a block");
   }
 }
@@ -271,13 +270,9 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
   for (const Row& row :
        {Row{"gpt", gpt, false}, Row{"llama", llama, false}, Row{"window", window, false}, Row{"sparse", gpt, true}}) {
     CAPTURE(row.name);
-    manual_seed(3);
-    nn::GPT model(row.o);
-    // large weights give well separated logits
-    for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
+    nn::GPT model = testing::drawn_gpt(row.o);
     if (row.sparse)
       for (auto& block : model.blocks.items) block->attention.set_sparsity(std::make_shared<testing::Strided>(8));
-    model.eval();
     std::vector<Asked> asked;
     for (int64_t i = 0; i < 32; ++i) {
       Asked a{.prompt = ids(1 + (i * 13) % 70, i % 5)};  // some have common prefixes
@@ -292,22 +287,20 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
       a.logprobs = int(i % 3);
       asked.push_back(a);
     }
-    for (const int threads : {1, 2}) {
-      set_threads(threads);
+    for (const int count : {1, 2}) {
+      const Threads threads(count);
       int64_t put_back = 0, shared = 0;
-      std::vector<std::vector<int64_t>> got;
-      std::vector<std::vector<double>> logprobs;
-      std::vector<nn::Generated::Reason> reasons;
+      std::vector<nn::Generated> got;
       {
         Batcher batcher(model, {.blocks = 9, .limits = {.rows = 24, .sequences = 6}});
         std::vector<std::shared_ptr<Answer>> answers;
         for (const Asked& a : asked) answers.push_back(batcher.submit(a));
         for (const auto& answer : answers) {
-          got.emplace_back(), logprobs.emplace_back();
+          nn::Generated& made = got.emplace_back();
           while (!answer->ended())
             while (const auto token = answer->next(1000))
-              got.back().push_back(token->id), logprobs.back().push_back(token->logprob);
-          reasons.push_back(answer->reason());
+              made.tokens.push_back(token->id), made.logprobs.push_back(token->logprob);
+          made.reason = answer->reason();
         }
         for (int i = 0; i < 1000 && batcher.figures().blocks_used > 0; ++i)
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -319,21 +312,18 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
       for (size_t i = 0; i < asked.size(); ++i) {
         CAPTURE(i);
         const nn::Generated single = nn::generate(model, asked[i].prompt, asked[i].generation);
-        CHECK(got[i] == single.tokens);
-        CHECK(logprobs[i] == single.logprobs);
-        CHECK(reasons[i] == single.reason);
+        CHECK(got[i].tokens == single.tokens);
+        CHECK(got[i].logprobs == single.logprobs);
+        CHECK(got[i].reason == single.reason);
       }
       CHECK(put_back > 0);
       CHECK(shared > 0);
     }
-    set_threads(2);
   }
 }
 
 TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of the prompt; rejected requests") {
-  manual_seed(3);
-  nn::GPT model({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
+  nn::GPT model = testing::drawn_gpt({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
   std::atomic<int> steps = 0, after = -1;
   std::shared_ptr<Answer> goes, stays;
   std::mutex mutex;
@@ -426,53 +416,52 @@ TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
   };
   const std::string deep = R"({"prompt": "x", "user": )" + std::string(40, '[') + std::string(40, ']') + "}";
   const std::string large = R"({"prompt": ")" + std::string(1 << 20, 'x') + "\"}";
-  const auto completions = Endpoint::completions;
-  for (const Row& row : std::vector<Row>{
-           {completions, "", "", "body"},
-           {completions, "[]", "", "JSON object"},
-           {completions, deep.c_str(), "", "deep"},
-           {completions, large.c_str(), "", "1048576 bytes"},
-           {completions, R"({"prompt": "x", "model": "other"})", "model", "unknown model", 404},
-           {completions, R"({"max_tokens": 1})", "prompt", "expected"},
-           {completions, R"({"prompt": []})", "prompt", "empty list"},
-           {completions, R"({"prompt": [1, "x"]})", "prompt", "integer"},
-           {completions, R"({"prompt": [[1], "x"]})", "prompt", "only texts in the list"},
-           {completions, R"({"prompt": [[]]})", "prompt", "at least one"},
-           {completions, R"({"prompt": 5})", "prompt", "an integer"},
-           {completions, R"({"prompt": "x", "temperatur": 1})", "temperatur", "did you mean temperature?"},
-           {completions, R"({"prompt": "x", "best_of": 2})", "best_of", "not supported, except as one of [1]"},
-           {completions, R"({"prompt": "x", "tools": [{}]})", "tools", "not supported, except as one of [[]]"},
-           {completions, R"({"prompt": "x", "stream_options": {}})", "stream_options", "stream true"},
-           {completions, R"({"prompt": "x", "stream": true, "stream_options": {"usage": 1}})", "usage",
-            "not supported"},
-           {completions, R"({"prompt": "x", "top_k": -2})", "top_k", "from -1"},
-           {completions, R"({"prompt": "x", "parse_special": 1})", "parse_special", "bool"},
-           {completions, R"({"prompt": "x", "messages": []})", "messages", "not supported"},
-           {completions, R"({"prompt": "x", "max_tokens": -1})", "max_tokens", "from 0"},
-           {completions, R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens", "integer"},
-           {completions, R"({"prompt": "x", "temperature": "1"})", "temperature", "number"},
-           {completions, R"({"prompt": "x", "temperature": -1})", "temperature", "in [0, 1000000]"},
-           {completions, R"({"prompt": "x", "top_p": 0})", "top_p", "in (0, 1], got 0"},
-           {completions, R"({"prompt": "x", "n": 0})", "n", "from 1"},
-           {completions, R"({"prompt": ["x", "y"], "n": 65})", "n", "at most 128 answers"},
-           {completions, R"({"prompt": "x", "stop": ["a", "b", "c", "d", "e"]})", "stop", "at most 4"},
-           {completions, R"({"prompt": "x", "stop": ""})", "stop", "not empty"},
-           {completions, R"({"prompt": "x", "logprobs": 6})", "logprobs", "to 5"},
-           {completions, R"({"prompt": "x", "stream": 1})", "stream", "bool"},
-           {completions, R"({"prompt": "x", "stream": true, "echo": true})", "echo", "not with stream"},
-           {completions, R"({"prompt": "x", "user": 1})", "user", "string"},
-           {Endpoint::chat, R"({"messages": []})", "messages", "at least one"},
-           {Endpoint::chat, R"({"messages": [{"role": "tool", "content": "x"}]})", "messages", "'tool'"},
-           {Endpoint::chat, R"({"messages": [{"role": "user"}]})", "messages", "a field content in every message"},
-           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x", "name": 1}]})", "name", "string"},
-           {Endpoint::chat, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "content",
-            "of type text, got 'image_url'"},
-           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json"}})",
-            "response_format", R"(except as one of [{"type": "text"}])"},
-           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "echo": true})", "echo",
-            "not supported"},
-           {Endpoint::chat, R"({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2})", "top_logprobs",
-            "logprobs true"}}) {
+  const auto completions = Endpoint::completions, chats = Endpoint::chat;
+  const Row rows[] = {
+      {completions, "", "", "body"},
+      {completions, "[]", "", "JSON object"},
+      {completions, deep.c_str(), "", "deep"},
+      {completions, large.c_str(), "", "1048576 bytes"},
+      {completions, R"({"prompt": "x", "model": "other"})", "model", "unknown model", 404},
+      {completions, R"({"max_tokens": 1})", "prompt", "expected"},
+      {completions, R"({"prompt": []})", "prompt", "empty list"},
+      {completions, R"({"prompt": [1, "x"]})", "prompt", "integer"},
+      {completions, R"({"prompt": [[1], "x"]})", "prompt", "only texts in the list"},
+      {completions, R"({"prompt": [[]]})", "prompt", "at least one"},
+      {completions, R"({"prompt": 5})", "prompt", "an integer"},
+      {completions, R"({"prompt": "x", "temperatur": 1})", "temperatur", "did you mean temperature?"},
+      {completions, R"({"prompt": "x", "best_of": 2})", "best_of", "not supported, except as one of [1]"},
+      {completions, R"({"prompt": "x", "tools": [{}]})", "tools", "not supported, except as one of [[]]"},
+      {completions, R"({"prompt": "x", "stream_options": {}})", "stream_options", "stream true"},
+      {completions, R"({"prompt": "x", "stream": true, "stream_options": {"usage": 1}})", "usage", "not supported"},
+      {completions, R"({"prompt": "x", "top_k": -2})", "top_k", "from -1"},
+      {completions, R"({"prompt": "x", "parse_special": 1})", "parse_special", "bool"},
+      {completions, R"({"prompt": "x", "messages": []})", "messages", "not supported"},
+      {completions, R"({"prompt": "x", "max_tokens": -1})", "max_tokens", "from 0"},
+      {completions, R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens", "integer"},
+      {completions, R"({"prompt": "x", "temperature": "1"})", "temperature", "number"},
+      {completions, R"({"prompt": "x", "temperature": -1})", "temperature", "in [0, 1000000]"},
+      {completions, R"({"prompt": "x", "top_p": 0})", "top_p", "in (0, 1], got 0"},
+      {completions, R"({"prompt": "x", "n": 0})", "n", "from 1"},
+      {completions, R"({"prompt": ["x", "y"], "n": 65})", "n", "at most 128 answers"},
+      {completions, R"({"prompt": "x", "stop": ["a", "b", "c", "d", "e"]})", "stop", "at most 4"},
+      {completions, R"({"prompt": "x", "stop": ""})", "stop", "not empty"},
+      {completions, R"({"prompt": "x", "logprobs": 6})", "logprobs", "to 5"},
+      {completions, R"({"prompt": "x", "stream": 1})", "stream", "bool"},
+      {completions, R"({"prompt": "x", "stream": true, "echo": true})", "echo", "not with stream"},
+      {completions, R"({"prompt": "x", "user": 1})", "user", "string"},
+      {chats, R"({"messages": []})", "messages", "at least one"},
+      {chats, R"({"messages": [{"role": "tool", "content": "x"}]})", "messages", "'tool'"},
+      {chats, R"({"messages": [{"role": "user"}]})", "messages", "a field content in every message"},
+      {chats, R"({"messages": [{"role": "user", "content": "x", "name": 1}]})", "name", "string"},
+      {chats, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "content",
+       "of type text, got 'image_url'"},
+      {chats, R"({"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json"}})",
+       "response_format", R"(except as one of [{"type": "text"}])"},
+      {chats, R"({"messages": [{"role": "user", "content": "x"}], "echo": true})", "echo", "not supported"},
+      {chats, R"({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2})", "top_logprobs",
+       "logprobs true"}};
+  for (const Row& row : rows) {
     CAPTURE(std::string(row.body).substr(0, 80));
     try {
       parse_request(row.endpoint, row.body, "m");
@@ -491,18 +480,17 @@ TEST_CASE("chats: the texts that Jinja makes of the templates") {
       {{"user", " hi there \n"}}, {{"system", " S "}, {"user", "a"}, {"assistant", " b "}, {"user", "c"}}};
   struct Row {
     ChatTemplate of;
-    const char *first, *second;
+    std::string first, second;
   };
+  const std::string hi = "<|im_start|>user\n hi there \n<|im_end|>\n<|im_start|>assistant\n",
+                    four =
+                        "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n b "
+                        "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n";
   for (const Row& row : std::vector<Row>{
-           {{Kind::chatml},
-            "<|im_start|>user\n hi there \n<|im_end|>\n<|im_start|>assistant\n",
-            "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n b "
-            "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"},
+           {{Kind::chatml}, hi, four},
            {{Kind::chatml, "You are a helpful assistant."},
-            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n hi there "
-            "\n<|im_end|>\n<|im_start|>assistant\n",
-            "<|im_start|>system\n S <|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n b "
-            "<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"},
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" + hi,
+            four},
            {{Kind::llama3},
             "<s><|start_header_id|>user<|end_header_id|>\n\nhi "
             "there<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",

@@ -9,8 +9,8 @@
 #include <random>
 
 #include "tensor/ops.h"
-#include "tensor/random.h"
 #include "tests/messages.h"
+#include "tests/models.h"
 
 using namespace lockstep;
 using namespace lockstep::serve;
@@ -46,11 +46,8 @@ class Toy : public data::Tokenizer {
   data::ByteTokenizer bytes;
 };
 
-nn::GPT toy_gpt(int64_t vocab, uint64_t seed = 3) {
-  manual_seed(seed);
-  nn::GPT model({.vocab = vocab, .context = 64, .layers = 1, .width = 16, .heads = 2, .tied = false});
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
-  return model;
+nn::GPT toy_gpt(int64_t vocab) {
+  return testing::drawn_gpt({.vocab = vocab, .context = 64, .layers = 1, .width = 16, .heads = 2, .tied = false});
 }
 
 /// Makes all scores 0, except for rows of the head that the caller writes. Returns the head's weight.
