@@ -1,5 +1,9 @@
 #pragma once
 // Shared by the tests of the engine: a data set, a configuration, and training steps.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "engine/pipeline_module.h"
 #include "parallel/gradient_sum.h"
@@ -84,5 +88,25 @@ template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
     }
   }
 }
+
+/// The configuration with an optimizer by its name; params: JSON.
+inline Config with_optimizer(Config c, const std::string& type, const std::string& params = "{}") {
+  c.optimizer = {.type = type, .params = data::parse_json(params, "params")};
+  return c;
+}
+/// A Net under an engine whose configuration names the optimizer, with a loader, and what the engine logged.
+struct NetTrainer {
+  std::unique_ptr<Net> net;
+  std::vector<std::string> said;
+  engine::Engine<Net> e;
+  explicit NetTrainer(const Config& config, int rank = 0)
+      : net(make_net(rank)),
+        e(*net, {.training_data = data::share(samples(48)), .config = config, .log = [this](const std::string& text) {
+                   said.push_back(text);
+                 }}) {}
+  bool has_said(const std::string& text) const {
+    return std::any_of(said.begin(), said.end(), [&](const std::string& line) { return contains(line, text); });
+  }
+};
 
 }  // namespace testing

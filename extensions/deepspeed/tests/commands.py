@@ -41,12 +41,6 @@ with tempfile.TemporaryDirectory() as folder:
         r = run(*ours, "--ranks", 2, "--plan", found[1])
         check(f"and {found[1]} trains", r.returncode == 0, r.stderr)
 
-    def checkpoint(name):
-        return saved(d / name)
-
-    def on(ranks, *args, **variables):
-        return run("lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:], LOCKSTEP_TIMEOUT="120", **variables)
-
     tiny = ["--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 4, "--warmup", 5, "--eval-every", 10, "--dropout", 0.1, "--json"]
     write_chain(d / "chain.txt")
     chain = ["--text", d / "chain.txt", *(1000 if before == "--eval-every" else word for before, word in zip(tiny[1:], tiny[2:])), "--ranks", 2, "--steps", 1000]
@@ -56,7 +50,7 @@ with tempfile.TemporaryDirectory() as folder:
         args = ["gpt", "train", *tiny, "--optimizer", f"{optimizer},freeze_step=6", "--accumulate", 2, "--out", d / optimizer]
         r = run(*args, "--steps", 12, "--ranks", 2, "--trace-bits", d / "bits")
         check(f"{optimizer} on 2 ranks", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * 16 < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
-        r = on(2, *args, "--steps", 14, "--resume")
+        r = run("lockstep", "run", "-n", 2, "--", APPS / args[0], *args[1:], "--steps", 14, "--resume", LOCKSTEP_TIMEOUT="120")
         check(f"{optimizer} goes on", r.returncode == 0 and '"steps": 14' in r.stdout, r.stdout + r.stderr)
     for precision in ("f32", "bf16", "f16"):
         r = run("gpt", "train", *chain, "--optimizer", "onebit-adam,freeze_step=200", "--precision", precision)
@@ -72,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{name} by --config", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * least < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
         shutil.copytree(d / name, d / f"{name}2")
         more = [run(*args, "--steps", 16, "--ranks", 2, "--out", d / out, "--resume") for out in (name, f"{name}2")]
-        check(f"{name} goes on", all(r.returncode == 0 and result(r)["steps"] == 16 for r in more) and checkpoint(name) == checkpoint(f"{name}2"), more[0].stdout + more[0].stderr)
+        check(f"{name} goes on", all(r.returncode == 0 and result(r)["steps"] == 16 for r in more) and saved(d / name) == saved(d / f"{name}2"), more[0].stdout + more[0].stderr)
     r = run("mlp", "train", "--epochs", 10, "--samples", 600, "--json", "--ranks", 2, "--optimizer", "onebit-adam")
     check("mlp with onebit-adam", r.returncode == 0 and result(r)["test_accuracy"] > 0.7 and result(r)["exact_steps"] > 0 < result(r)["compressed_steps"], r.stdout + r.stderr)
     refused("onebit without ranks", ["gpt", "train", "--text", text, "--optimizer", "onebit-adam"], "lockstep run -n N", code=2)

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/threads.h"
 #include "extensions/deepspeed/onebit/compressed.h"
 #include "extensions/deepspeed/onebit/signs.h"
 #include "tests/parallel/util.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -110,7 +110,6 @@ struct Model {
 }  // namespace
 
 TEST_CASE("onebit: the vectorised loops over signs match plain loops, for any length and number of threads") {
-  const int before = get_threads();
   for (const int64_t n : {0, 1, 7, 8, 9, 15, 16, 17, 31, 1000, 4097, 100003}) {
     for (const Scale kind : {Scale::rms, Scale::magnitude}) {
       CAPTURE(n);
@@ -119,8 +118,8 @@ TEST_CASE("onebit: the vectorised loops over signs match plain loops, for any le
       std::vector<std::vector<float>> errors, read, added;
       std::vector<std::vector<uint8_t>> bits;
       std::vector<float> scales;
-      for (const int threads : {1, 4}) {
-        set_threads(threads);
+      for (const int number : {1, 4}) {
+        const Threads threads(number);
         errors.push_back(start);
         bits.emplace_back(size_t((n + 7) / 8), uint8_t(0xee));
         read.emplace_back(size_t(n), 7.f);
@@ -130,7 +129,6 @@ TEST_CASE("onebit: the vectorised loops over signs match plain loops, for any le
         onebit::put_signs(bits.back().data(), 2, n, read.back().data());
         onebit::add_signs(bits.back().data(), 2, n, added.back().data());
       }
-      set_threads(before);
       CHECK(errors[0] == errors[1]);
       CHECK(bits[0] == bits[1]);
       CHECK(read[0] == read[1]);
@@ -183,10 +181,8 @@ TEST_CASE(
         });
         Model model(list.sizes, ranks);
         int64_t different = 0;
-        double lost = 0;
-        std::vector<Tensor> results, truth;
-        for (const int64_t size : list.sizes)
-          results.push_back(zeros({size}, {.dtype = f64})), truth.push_back(zeros({size}, {.dtype = f64}));
+        std::vector<Tensor> lost;  // the sum of all results, with what is owed at the end, less the true sum
+        for (const int64_t size : list.sizes) lost.push_back(zeros({size}, {.dtype = f64}));
         for (int call = 0; call < calls; ++call) {
           std::vector<std::vector<Tensor>> given;
           for (int rank = 0; rank < ranks; ++rank) given.push_back(inputs(list.sizes, rank, call));
@@ -199,8 +195,8 @@ TEST_CASE(
           }
           for (size_t i = 0; i < list.sizes.size(); ++i) {
             for (const Result& other : all) CHECK(equal(all[0].calls[size_t(call)][i], other.calls[size_t(call)][i]));
-            add_(results[i], all[0].calls[size_t(call)][i].to(f64));
-            for (int rank = 0; rank < ranks; ++rank) add_(truth[i], given[size_t(rank)][i].to(f64), 1. / ranks);
+            add_(lost[i], all[0].calls[size_t(call)][i].to(f64));
+            for (const auto& of_rank : given) add_(lost[i], of_rank[i].to(f64), -1. / ranks);
           }
         }
         // A sum near 0 may round to the other sign, which also changes a few of the later sums.
@@ -208,13 +204,11 @@ TEST_CASE(
         for (size_t at = 0; ranks > 1 && at < model.places.size(); ++at) {
           const auto [tensor, index] = model.places[at];
           if (tensor == SIZE_MAX) continue;
-          double& result = results[tensor].data<double>()[index];
-          for (const Result& r : all) result += double(r.worker.data<float>()[at]) / ranks;
-          const auto [owner, place] = std::pair(at / size_t(model.chunk), at % size_t(model.chunk));
-          result += all[owner].server.data<float>()[place];
+          double& sum = lost[tensor].data<double>()[index];
+          for (const Result& r : all) sum += double(r.worker.data<float>()[at]) / ranks;
+          sum += all[at / size_t(model.chunk)].server.data<float>()[at % size_t(model.chunk)];
         }
-        for (size_t i = 0; i < list.sizes.size(); ++i) lost = std::max(lost, max_abs(sub(results[i], truth[i])));
-        CHECK(lost < 1e-5);
+        for (const Tensor& one : lost) CHECK(max_abs(one) < 1e-5);
       }
     }
   }

@@ -1,8 +1,6 @@
 // DeepSpeed's keys of the configuration file that have no effect of their own, and unchanged DeepSpeed files.
 #include <doctest/doctest.h>
 
-#include <algorithm>
-
 #include "engine/section.h"
 #include "extensions/deepspeed/other_keys.h"
 #include "extensions/deepspeed/reports.h"
@@ -62,15 +60,6 @@ TEST_CASE("config: a tutorial's file, with comments and keys that DeepSpeed does
   CHECK(warns(c, "zero_optimization.offload_param: ignored below stage 3, and zero_optimization.stage is 2"));
   CHECK(loss_scaler_options(c)->init_scale == 4096);
   CHECK(parameter_dtype(c) == f16);
-
-  const std::string text = message([] { resolve(config_from_json(guide, "ds_config.json"), 4); });
-  CHECK(contains(text,
-                 "ds_config.json: train_batch_size 16 is not train_micro_batch_size_per_gpu 2 * "
-                 "gradient_accumulation_steps 8 * 4 ranks = 64; write one of\n"));
-  CHECK(contains(text, "\n    \"train_batch_size\": 64"));
-  CHECK(contains(text, "\n    \"gradient_accumulation_steps\": 2\n"));
-  CHECK(contains(text, "\n    \"train_micro_batch_size_per_gpu\": 1 and \"gradient_accumulation_steps\": 4"));
-  CHECK(std::count(text.begin(), text.end(), '\n') == 3);
 }
 
 TEST_CASE("config: files of DeepSpeed") {
@@ -121,10 +110,10 @@ TEST_CASE("config: files of DeepSpeed") {
 
 TEST_CASE("config: a key without effect is printed with the reason") {
   const Config c = config_from_json(R"({"zero_optimization": {"stage": 3, "contiguous_gradients": true}})");
-  const std::string text = "\n" + to_text(c), key = "\nzero_optimization.contiguous_gradients ";
-  const size_t at = text.find(key);
+  const std::string text = to_text(c);
+  const size_t at = text.find("zero_optimization.contiguous_gradients ");
   REQUIRE(at != text.npos);
-  const std::string line = text.substr(at + 1, text.find('\n', at + 1) - at - 1);
+  const std::string line = text.substr(at, text.find('\n', at) - at);
   CHECK(contains(line, " true "));
   CHECK(contains(line, "(no effect: gradients always lie one after another)"));
 }

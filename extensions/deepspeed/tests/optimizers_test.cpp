@@ -8,7 +8,7 @@
 #include "extensions/optimizers/matrix_rules.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
-#include "tests/parallel/util.h"
+#include "tests/zero/util.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -16,77 +16,72 @@ using namespace lockstep::onebit;
 
 namespace {
 
-using MakePlain = std::function<std::unique_ptr<optim::Optimizer>(std::vector<Variable>)>;
-using Make = std::function<std::unique_ptr<onebit::OneBitOptimizer>(std::vector<Variable>, int freeze)>;
+using Make = std::function<std::unique_ptr<OneBitOptimizer>(std::vector<Variable>, int freeze)>;
 struct Row {
   const char* name;
-  MakePlain plain;
+  MakeOptimizer plain;
   Make make;
 };
 
+/// Makes an optimizer that compresses after `freeze` exact steps; ZeroOneAdam compresses gradients before, too.
+template <class O, class Options> Make freezing(Options options) {
+  return [options](const std::vector<Variable>& p, int freeze) {
+    Options o = options;
+    if constexpr (requires { o.freeze_step; }) o.freeze_step = freeze;
+    else o.var_freeze_step = freeze + 3, o.var_update_scaler = freeze;
+    return std::make_unique<O>(p, o);
+  };
+}
+
 const Row rows[] = {
-    {"OneBitAdam", [](auto p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.01}); },
-     [](auto p, int freeze) {
-       return std::make_unique<OneBitAdam>(p, OneBitAdamOptions{.lr = 0.01, .freeze_step = double(freeze)});
-     }},
+    {"OneBitAdam", maker<optim::Adam>(optim::AdamOptions{.lr = 0.01}),
+     freezing<OneBitAdam>(OneBitAdamOptions{.lr = 0.01})},
     {"OneBitAdam with decay",
-     [](auto p) {
-       return std::make_unique<optim::AdamW>(
-           p, optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .bias_correction = false});
-     },
-     [](auto p, int freeze) {
-       return std::make_unique<OneBitAdam>(
-           p,
-           OneBitAdamOptions{.lr = 0.01, .weight_decay = 0.1, .freeze_step = double(freeze), .bias_correction = false});
-     }},
-    {"OneBitAdam, momenta as they are",
-     [](auto p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.01}); },
-     [](auto p, int freeze) {
-       return std::make_unique<OneBitAdam>(
-           p, OneBitAdamOptions{.lr = 0.01, .freeze_step = double(freeze), .precondition = false});
-     }},
-    {"OneBitLamb",
-     [](auto p) {
-       return std::make_unique<optim::LAMB>(p, optim::LAMBOptions{.lr = 0.02, .eps = 1e-8, .weight_decay = 0.01});
-     },
-     [](auto p, int freeze) {
-       return std::make_unique<OneBitLamb>(
-           p, OneBitLambOptions{.lr = 0.02, .weight_decay = 0.01, .freeze_step = double(freeze)});
-     }},
-    {"ZeroOneAdam",
-     [](auto p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1}); },
-     [](auto p, int freeze) {
-       return std::make_unique<ZeroOneAdam>(p, ZeroOneAdamOptions{.lr = 0.01,
-                                                                  .weight_decay = 0.1,
-                                                                  .var_freeze_step = double(freeze) + 3,
-                                                                  .var_update_scaler = double(freeze),
-                                                                  .local_step_scaler = 4,
-                                                                  .local_step_clipper = 3});
-     }},
-    {"OneBitSGD",
-     [](auto p) {
-       return std::make_unique<optim::SGD>(p, optim::SGDOptions{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01});
-     },
-     [](auto p, int freeze) {
-       return std::make_unique<OneBitSGD>(
-           p, OneBitSGDOptions{.lr = 0.05, .weight_decay = 0.01, .freeze_step = double(freeze)});
-     }},
+     maker<optim::AdamW>(optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .bias_correction = false}),
+     freezing<OneBitAdam>(OneBitAdamOptions{.lr = 0.01, .weight_decay = 0.1, .bias_correction = false})},
+    {"OneBitAdam, momenta as they are", maker<optim::Adam>(optim::AdamOptions{.lr = 0.01}),
+     freezing<OneBitAdam>(OneBitAdamOptions{.lr = 0.01, .precondition = false})},
+    {"OneBitLamb", maker<optim::LAMB>(optim::LAMBOptions{.lr = 0.02, .eps = 1e-8, .weight_decay = 0.01}),
+     freezing<OneBitLamb>(OneBitLambOptions{.lr = 0.02, .weight_decay = 0.01})},
+    {"ZeroOneAdam", maker<optim::AdamW>(optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1}),
+     freezing<ZeroOneAdam>(
+         ZeroOneAdamOptions{.lr = 0.01, .weight_decay = 0.1, .local_step_scaler = 4, .local_step_clipper = 3})},
+    {"OneBitSGD", maker<optim::SGD>(optim::SGDOptions{.lr = 0.05, .momentum = 0.9, .weight_decay = 0.01}),
+     freezing<OneBitSGD>(OneBitSGDOptions{.lr = 0.05, .weight_decay = 0.01})},
 };
 
-void backward(Mlp& net, int step, int rank) { loss_of(net, step, rank).to(f32).backward(); }
-
-/// The loss of a rank's own random batch, which differs from the other ranks'.
-Variable loss_in(Mlp& net, int step, int rank, DType dtype) {
-  manual_seed(99);
-  set_random_step(1000 + uint64_t(step), uint64_t(rank));
-  const Tensor x = randn({4, 6}).to(dtype), y = randint(0, 3, {4});
-  return cross_entropy(net(x), y);
+/// Backward from the loss of a rank's own random batch.
+void backward(Mlp& net, int step, int rank, DType dtype = f32) {
+  loss_of(net, step, rank, [&](const Variable& x) { return net(x.to(dtype)); }).to(f32).backward();
+}
+/// A step with that batch.
+OneBitStepReport step_of(Mlp& net, OneBitOptimizer& optimizer, int step, int rank, DType dtype = f32,
+                         double max_norm = 0) {
+  backward(net, step, rank, dtype);
+  const OneBitStepReport report = optimizer.step({.max_norm = max_norm});
+  optimizer.zero_grad();
+  return report;
 }
 
 Tensors everything(Mlp& net, const optim::Optimizer& optimizer) {
   Tensors all = copy_parameters(net);
   for (auto& [name, tensor] : optimizer.state().tensors) all[name] = tensor.clone();
   return all;
+}
+
+/// A parameter of ones after steps with random gradients, each changed by `change`.
+Tensor after_steps(const Row& row, int rank, int freeze, int steps, const Shape& shape,
+                   const std::function<void(const Tensor& grad)>& change) {
+  Variable w(ones(shape), true);
+  const auto optimizer = row.make({w}, freeze);
+  for (int step = 0; step < steps; ++step) {
+    manual_seed(uint64_t(10 * step + rank));
+    w.grad() = randn(shape);
+    change(w.grad());
+    optimizer->step();
+  }
+  optimizer->synchronize();
+  return w.tensor();
 }
 
 }  // namespace
@@ -101,35 +96,33 @@ TEST_CASE("onebit: exact steps are bit-identical to DDP with the plain optimizer
         CAPTURE(ranks);
         CAPTURE(dtype);
         constexpr int steps = 4;
-        const auto plain = on_ranks<Tensors>(ranks, [&](int rank) {
+        const Tensors plain = alike(ranks, [&](int rank) {
           manual_seed(1);
           Mlp net;
           net.to(dtype);
           const auto optimizer = row.plain(net.parameters());
           parallel::DistributedDataParallel ddp(net);
           for (int step = 0; step < steps; ++step) {
-            loss_in(net, step, rank, dtype).backward();
+            backward(net, step, rank, dtype);
             if (max_norm > 0) optim::clip_grad_norm(net.parameters(), max_norm);
             optimizer->step();
             optimizer->zero_grad();
           }
           return everything(net, *optimizer);
         });
-        const auto mine = on_ranks<Tensors>(ranks, [&](int rank) {
+        const Tensors mine = alike(ranks, [&](int rank) {
           manual_seed(1 + uint64_t(rank));  // only rank 0's values matter
           Mlp net;
           net.to(dtype);
           const auto optimizer = row.make(net.parameters(), steps);
           for (int step = 0; step < steps; ++step) {
-            loss_in(net, step, rank, dtype).backward();
-            const OneBitStepReport report = optimizer->step({.max_norm = max_norm});
+            const OneBitStepReport report = step_of(net, *optimizer, step, rank, dtype, max_norm);
             CHECK(!report.compressed);
             CHECK(std::isnan(report.norm) == (max_norm == 0));
-            optimizer->zero_grad();
           }
           return everything(net, *optimizer);
         });
-        for (const Tensors& other : mine) CHECK(differing(plain[0], other) == "");
+        CHECK(differing(plain, mine) == "");
       }
     }
   }
@@ -152,9 +145,7 @@ TEST_CASE("onebit: ranks hold the same bits after every exchange, worlds 1 to 8,
         const auto optimizer = row.make(net.parameters(), 6);
         Result result;
         for (int step = 0; step < 14; ++step) {
-          loss_in(net, step, rank, dtype).backward();
-          result.compressed.push_back(optimizer->step({.max_norm = step % 2 ? 0.5 : 0.}).compressed);
-          optimizer->zero_grad();
+          result.compressed.push_back(step_of(net, *optimizer, step, rank, dtype, step % 2 ? 0.5 : 0).compressed);
           if (optimizer->is_synchronized()) result.states.push_back(everything(net, *optimizer));
         }
         optimizer->synchronize();
@@ -215,13 +206,13 @@ TEST_CASE(
     double loss = 0;
     Volume volume;
   };
-  const auto train = [&](const std::function<std::unique_ptr<optim::Optimizer>(std::vector<Variable>)>& make) {
+  const auto train = [&](const MakeOptimizer& make) {
     return on_ranks<Result>(ranks, [&](int rank) {
       manual_seed(1);
       Model net;
       const auto optimizer = make(net.parameters());
       const double lr = optimizer->lr();
-      auto* mine = dynamic_cast<onebit::OneBitOptimizer*>(optimizer.get());
+      auto* mine = dynamic_cast<OneBitOptimizer*>(optimizer.get());
       std::optional<parallel::DistributedDataParallel> ddp;
       if (!mine) ddp.emplace(net);
       Result result;
@@ -237,39 +228,33 @@ TEST_CASE(
       return result;
     })[0];
   };
-  const double adam =
-      train([](auto p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 2e-3}); }).loss;
-  const double sgd = train([](auto p) {
-                       return std::make_unique<optim::SGD>(p, optim::SGDOptions{.lr = 0.05, .momentum = 0.9});
-                     }).loss;
-  const double lamb =
-      train([](auto p) { return std::make_unique<optim::LAMB>(p, optim::LAMBOptions{.lr = 0.01}); }).loss;
-  const Result results[] = {
-      train(
-          [](auto p) { return std::make_unique<OneBitAdam>(p, OneBitAdamOptions{.lr = 2e-3, .freeze_step = freeze}); }),
-      train([](auto p) {
-        return std::make_unique<ZeroOneAdam>(
-            p, ZeroOneAdamOptions{
-                   .lr = 2e-3, .var_freeze_step = freeze, .local_step_scaler = 30, .local_step_clipper = 4});
-      }),
-      train(
-          [](auto p) { return std::make_unique<OneBitLamb>(p, OneBitLambOptions{.lr = 0.01, .freeze_step = freeze}); }),
-      train([](auto p) { return std::make_unique<OneBitSGD>(p, OneBitSGDOptions{.lr = 0.05}); }),
+  const double adam = train(maker<optim::Adam>(optim::AdamOptions{.lr = 2e-3})).loss,
+               lamb = train(maker<optim::LAMB>(optim::LAMBOptions{.lr = 0.01})).loss,
+               sgd = train(maker<optim::SGD>(optim::SGDOptions{.lr = 0.05, .momentum = 0.9})).loss;
+  const struct {
+    const char* name;
+    double exact;
+    MakeOptimizer make;
+  } compressing[] = {
+      {"OneBitAdam", adam, maker<OneBitAdam>(OneBitAdamOptions{.lr = 2e-3, .freeze_step = freeze})},
+      {"ZeroOneAdam", adam,
+       maker<ZeroOneAdam>(ZeroOneAdamOptions{
+           .lr = 2e-3, .var_freeze_step = freeze, .local_step_scaler = 30, .local_step_clipper = 4})},
+      {"OneBitLamb", lamb, maker<OneBitLamb>(OneBitLambOptions{.lr = 0.01, .freeze_step = freeze})},
+      {"OneBitSGD", sgd, maker<OneBitSGD>(OneBitSGDOptions{.lr = 0.05})},
   };
-  const double exact[] = {adam, adam, lamb, sgd};
-  MESSAGE("Adam " << adam << ", OneBitAdam " << results[0].loss << ", ZeroOneAdam " << results[1].loss << "; LAMB "
-                  << lamb << ", OneBitLamb " << results[2].loss << "; SGD " << sgd << ", OneBitSGD "
-                  << results[3].loss);
-  for (int i = 0; i < 4; ++i) {
-    CAPTURE(i);
-    const Volume& v = results[i].volume;
-    CHECK(results[i].loss < 1.02 * exact[i]);
+  for (const auto& row : compressing) {
+    CAPTURE(row.name);
+    const Result found = train(row.make);
+    const Volume& v = found.volume;
+    MESSAGE(row.name, ": loss ", found.loss, " for ", row.exact, ", ", v.exact_steps, " exact steps of ",
+            v.exact_bytes / std::max<int64_t>(v.exact_steps, 1), " bytes, ", v.compressed_steps, " compressed of ",
+            v.compressed_bytes / v.compressed_steps);
+    CHECK(found.loss < 1.02 * row.exact);
     CHECK(v.exact_steps + v.compressed_steps == steps);
     if (v.exact_steps > 0)
       CHECK(double(v.compressed_bytes) / double(v.compressed_steps) * 16 <=
             double(v.exact_bytes) / double(v.exact_steps));
-    MESSAGE(v.exact_steps << " exact steps of " << v.exact_bytes / std::max<int64_t>(v.exact_steps, 1) << " bytes, "
-                          << v.compressed_steps << " compressed of " << v.compressed_bytes / v.compressed_steps);
   }
 }
 
@@ -282,12 +267,8 @@ TEST_CASE("onebit: a state goes to another optimizer, whose errors start at zero
         manual_seed(1);
         Mlp a, b;
         const auto first = row.make(a.parameters(), 3);
-        const auto run = [&](Mlp& net, onebit::OneBitOptimizer& optimizer, int from, int steps) {
-          for (int step = from; step < from + steps; ++step) {
-            backward(net, step, rank);
-            optimizer.step();
-            optimizer.zero_grad();
-          }
+        const auto run = [&](Mlp& net, OneBitOptimizer& optimizer, int from, int steps) {
+          for (int step = from; step < from + steps; ++step) step_of(net, optimizer, step, rank);
           optimizer.synchronize();
         };
         run(a, *first, 0, saved_at);
@@ -332,18 +313,10 @@ TEST_CASE("onebit: a parameter that never had a gradient does not change when it
     const std::string name = row.name;
     if (name == "OneBitSGD" || name == "OneBitAdam with decay") continue;
     on_ranks(2, [&](int rank) {
-      Variable w(ones({4, 8}), true);
-      const auto optimizer = row.make({w}, 2);
-      for (int step = 0; step < 12; ++step) {
-        manual_seed(uint64_t(10 * step + rank));
-        w.grad() = randn({4, 8});
-        w.grad().narrow(0, 2, 2).zero_();
-        optimizer->step();
-      }
-      optimizer->synchronize();
-      const Tensor rest = w.tensor().narrow(0, 2, 2);
+      const Tensor w = after_steps(row, rank, 2, 12, {4, 8}, [](const Tensor& grad) { grad.narrow(0, 2, 2).zero_(); });
+      const Tensor rest = w.narrow(0, 2, 2);
       CHECK(max(rest).item() == min(rest).item());
-      CHECK(max(abs(w.tensor())).item() < 2);
+      CHECK(max(abs(w)).item() < 2);
     });
   }
 }
@@ -354,16 +327,9 @@ TEST_CASE("onebit: inputs that are rarely there leave a tiny second moment, and 
     if (name == "OneBitAdam, momenta as they are" || name == "OneBitSGD" || name == "OneBitAdam with decay") continue;
     CAPTURE(row.name);
     on_ranks(2, [&](int rank) {
-      Variable w(ones({4, 64}), true);
-      const auto optimizer = row.make({w}, 8);
-      for (int step = 0; step < 40; ++step) {
-        manual_seed(uint64_t(10 * step + rank));
-        w.grad() = randn({4, 64});
-        mul_scalar_(w.grad().narrow(1, 32, 32), 1e-6);
-        optimizer->step();
-      }
-      optimizer->synchronize();
-      CHECK(max(abs(sub(w.tensor(), ones({4, 64})))).item() < 1.5);
+      const Tensor w =
+          after_steps(row, rank, 8, 40, {4, 64}, [](const Tensor& grad) { mul_scalar_(grad.narrow(1, 32, 32), 1e-6); });
+      CHECK(max(abs(sub(w, ones({4, 64})))).item() < 1.5);
     });
   }
 }
@@ -406,14 +372,12 @@ TEST_CASE("0/1 Adam: intervals grow, and nothing is sent between exchanges") {
         {.var_freeze_step = 12, .var_update_scaler = 2, .local_step_scaler = 4, .local_step_clipper = 3});
     std::string kinds;
     for (int step = 0; step < 32; ++step) {
-      backward(net, step, rank);
       const int64_t before = dist::world().traffic().sent;
-      const bool compressed = optimizer.step(OneBitStepOptions{}).compressed;
+      const bool compressed = step_of(net, optimizer, step, rank).compressed;
       const bool sent = dist::world().traffic().sent > before;
       kinds += !compressed ? 'E' : !sent ? '.' : step < 12 ? 'g' : 'x';
       CHECK(optimizer.is_synchronized() == (kinds.back() != '.'));
       if (kinds.back() == '.') CHECK_ERROR(optimizer.state(), "local steps apart: call synchronize()");
-      optimizer.zero_grad();
     }
     // Variance updates at steps 1, 2 | 4, 6 | 8, 12; then exchanges at intervals of 1, 2 and 3 steps.
     CHECK(kinds ==
@@ -433,22 +397,18 @@ TEST_CASE(
         net.to(dtype);
         const bool drifts = std::string(row.name) == "ZeroOneAdam";
         const auto exact = row.make(net.parameters(), 1000), optimizer = row.make(net.parameters(), 2);
-        const auto step = [&](onebit::OneBitOptimizer& o, int i) {
-          loss_of(net, i, rank, [&](const Variable& x) { return net(x.to(dtype)).to(f32); }).backward();
-          o.step(OneBitStepOptions{});
-          o.zero_grad();
-        };
         for (int i = 0; i < 3; ++i) {
-          step(*exact, i);
+          step_of(net, *exact, i, rank, dtype);
           net.b.weight.tensor().fill_(0.5);
-          step(*exact, i);
+          step_of(net, *exact, i, rank, dtype);
           CHECK(amax(abs(sub(net.b.weight.tensor().to(f32), full({1}, 0.5)))).item() < 0.3);
         }
         int i = 0;
-        while (drifts && optimizer->is_synchronized() && i < 32) step(*optimizer, i++);
+        while (drifts && optimizer->is_synchronized() && i < 32) step_of(net, *optimizer, i++, rank, dtype);
         CHECK(optimizer->is_synchronized() == !drifts);
         net.b.weight.tensor().fill_(7);
-        if (drifts) CHECK_ERROR(step(*optimizer, i), "was changed by 'fill_' between two exchanges");
+        if (drifts)
+          CHECK_ERROR(step_of(net, *optimizer, i, rank, dtype), "was changed by 'fill_' between two exchanges");
       });
     }
   }
@@ -464,9 +424,7 @@ TEST_CASE("1-bit LAMB: the factor stays in its range and changes slowly") {
     double before = 1;
     bool moved = false;
     for (int step = 0; step < 20; ++step) {
-      backward(net, step, rank);
-      optimizer.step();
-      optimizer.zero_grad();
+      step_of(net, optimizer, step, rank);
       const auto& numbers = optimizer.state_of(net.b.weight).numbers;
       if (step < 3) {
         CHECK(numbers.at("coeff_count") == step + 1);

@@ -1,16 +1,11 @@
 // A program that is asked to describe what it trains.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <filesystem>
 
-#include "data/dataset.h"
 #include "extensions/forecast/model_costs.h"
-#include "optim/optim.h"
-#include "tensor/ops.h"
-#include "tests/messages.h"
-#include "tests/models.h"
-#include "tests/temp_dir.h"
+#include "tests/engine/util.h"
+#include "tests/environment.h"
 #include "train/trainer.h"
 
 using namespace lockstep;
@@ -18,20 +13,12 @@ using namespace testing;
 
 namespace {
 
-data::DatasetPtr<data::Example> samples(int64_t count, uint64_t seed) {
-  manual_seed(seed);
-  const Tensor x = randn({count, 6});
-  return data::share(data::TensorDataset(x, argmax(x.narrow(1, 0, 3), 1)));
-}
 Variable loss(const Variable& scores, const Tensor& target) { return cross_entropy(scores, target); }
 
-train::TrainOptions options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
+train::TrainOptions options(int ranks, int64_t accumulate) {
   train::TrainOptions o;
-  o.plan = plan;
-  o.parallel.ranks = ranks;
-  o.parallel.accumulate = accumulate;
-  o.batch = 4;
-  o.epochs = 2;
+  o.parallel.ranks = ranks, o.parallel.accumulate = accumulate;
+  o.batch = 4, o.epochs = 2;
   return o;
 }
 
@@ -39,22 +26,19 @@ train::TrainOptions options(const std::string& plan = "", int ranks = 0, int64_t
 
 TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training and trains nothing") {
   const TempDir folder;
-  const std::string file = (folder.path / "model.json").string();
-  const struct Asked {
-    explicit Asked(const std::string& file) { setenv("LOCKSTEP_DESCRIBE", file.c_str(), 1); }
-    ~Asked() { unsetenv("LOCKSTEP_DESCRIBE"); }
-  } asked(file);
+  const std::string file = folder / "model.json";
+  const EnvironmentVariable asked("LOCKSTEP_DESCRIBE", file);
   for (const bool by_trainer : {true, false}) {
     for (const int ranks : {1, 2}) {
       std::filesystem::remove(file);
-      train::TrainOptions o = options("", ranks, 2);
-      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a training that must not start
+      train::TrainOptions o = options(ranks, 2);
+      o.plan = "pp2+zero1", o.out = folder / "run";  // options of a training that must not start
       bool went_on = false;
       train::start(o, "", [&](train::TrainJob& job) {
         Classifier net;
         optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
-        if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
-        else train::prepare(job, net, sgd, samples(64, 7));
+        if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = data::share(samples())}).fit();
+        else train::prepare(job, net, sgd, data::share(samples()));
         went_on = true;
       });
       CHECK(!went_on);
@@ -74,7 +58,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
       CHECK(shape.parameters[0].sharded(2).shape == Shape{8, 6});
     }
   }
-  CHECK_ERROR(train::start(options("", 1, 1), "", [](train::TrainJob&) {}),
+  CHECK_ERROR(train::start(options(1, 1), "", [](train::TrainJob&) {}),
               "ended without creating a train::Trainer or calling train::prepare");
   std::filesystem::remove(file);
   Classifier net;

@@ -35,6 +35,13 @@ void freeze(nn::Module& model) {
   for (size_t i = 1; i < all.size(); i += 2) Variable(all[i]).requires_grad_(false);
 }
 
+/// The bytes of the optimizer's state on all ranks.
+int64_t state_of(const std::vector<RankBytes>& ranks) {
+  int64_t sum = 0;
+  for (const RankBytes& b : ranks) sum += b.optimizer;
+  return sum;
+}
+
 ModelShape shape_of_small(bool frozen) {
   const auto make = [&] {
     auto model = std::make_unique<nn::GPT>(small);
@@ -44,8 +51,14 @@ ModelShape shape_of_small(bool frozen) {
   return shape_of(make, small.width, small.context, small.vocab);
 }
 
-/// (number of ranks, freeze part of the model)
-using Rows = std::vector<std::pair<int, bool>>;
+/// Calls fn(number of ranks, whether to freeze part of the model) for each row.
+void for_each_row(const std::vector<std::pair<int, bool>>& rows, const std::function<void(int, bool)>& fn) {
+  for (const auto& row : rows) {
+    CAPTURE(row.first);
+    CAPTURE(row.second);
+    fn(row.first, row.second);
+  }
+}
 
 /// A real model with the optimizers and the ZeRO stage of a configuration. backward() trains on one random sample.
 struct TrainedModel {
@@ -137,12 +150,8 @@ TEST_CASE("plan: units and owners match ZeRO") {
   };
   for (const std::string& body : bodies) {
     if (!is_built(body)) continue;
-    for (const auto& row : Rows{{1, false}, {2, false}, {3, false}, {4, false}, {3, true}}) {
-      const int ranks = row.first;
-      const bool frozen = row.second;
-      CAPTURE(body);
-      CAPTURE(ranks);
-      CAPTURE(frozen);
+    CAPTURE(body);
+    for_each_row({{1, false}, {2, false}, {3, false}, {4, false}, {3, true}}, [&](int ranks, bool frozen) {
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
       const Forecast p = plan(c, shape_of_small(frozen), ranks);
       const auto texts_of = [](const std::vector<zero::PlannedUnit>& units, const auto& parameters) {
@@ -161,7 +170,7 @@ TEST_CASE("plan: units and owners match ZeRO") {
         LOCKSTEP_CHECK(real == planned, "expected the planned units, got ", real.size(), " for ", planned.size(), "\n",
                        real.empty() ? "" : real[0], "\n", planned.empty() ? "" : planned[0]);
       });
-    }
+    });
   }
 }
 
@@ -176,12 +185,8 @@ TEST_CASE("plan: bytes of each rank match the ledger") {
       R"("optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}})",
   };
   for (const std::string& body : bodies) {
-    for (const auto& row : Rows{{1, false}, {2, false}, {3, false}, {2, true}}) {
-      const int ranks = row.first;
-      const bool frozen = row.second;
-      CAPTURE(body);
-      CAPTURE(ranks);
-      CAPTURE(frozen);
+    CAPTURE(body);
+    for_each_row({{1, false}, {2, false}, {3, false}, {2, true}}, [&](int ranks, bool frozen) {
       const Config c = config("{\"train_micro_batch_size_per_gpu\": 1, " + body + "}");
       const Forecast p = plan(c, shape_of_small(frozen), ranks);
       on_processes(ranks, [&](int rank) {
@@ -201,18 +206,14 @@ TEST_CASE("plan: bytes of each rank match the ledger") {
         expect("optimizer", held(Memory::optimizer) - before[2], b.optimizer);
         expect("offload", held(Memory::offload) - before[3], b.parameters_elsewhere + b.optimizer_elsewhere);
       });
-    }
+    });
   }
 }
 
 TEST_CASE("plan: the traffic of a step equals the bytes that ranks send") {
   for (const int stage : {0, 1, 2, 3}) {
-    for (const auto& row : Rows{{1, false}, {2, false}, {4, false}, {4, true}}) {
-      const int ranks = row.first;
-      const bool frozen = row.second;
-      CAPTURE(stage);
-      CAPTURE(ranks);
-      CAPTURE(frozen);
+    CAPTURE(stage);
+    for_each_row({{1, false}, {2, false}, {4, false}, {4, true}}, [&](int ranks, bool frozen) {
       const Config c = config(str(
           // Overflow checks are off, because they would send data, too.
           R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true, "check_grad_overflow": false}, "optimizer": {"type": "AdamW"}, "zero_optimization": {"ignore_unused_parameters": false, "stage": )",
@@ -230,7 +231,7 @@ TEST_CASE("plan: the traffic of a step equals the bytes that ranks send") {
                            " + ", p.parameter_traffic, " bytes, got ", sent);
         }
       });
-    }
+    });
   }
 }
 
@@ -241,9 +242,7 @@ TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its me
   const double psi = double(p.model.numel());
   CHECK(p.optimizer == "AdamW");
   CHECK(p.formula.total() == doctest::Approx(16 * psi / 1024));
-  int64_t optimizer = 0;
-  for (const RankBytes& b : p.bytes) optimizer += b.optimizer;
-  CHECK(optimizer == 12 * p.model.numel());  // each element's state has one owner
+  CHECK(state_of(p.bytes) == 12 * p.model.numel());  // each element's state has one owner
   CHECK(double(p.bytes[0].total() - p.bytes[0].buffers) < 1.05 * p.formula.total());
   // Two micro-batches, 3 psi elements each, 2 bytes per element.
   CHECK(p.gradient_traffic + p.parameter_traffic == doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));
@@ -374,10 +373,7 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
     if (p.expert >= 0) experts += p.numel();
   CHECK(dealt.stages[0].model.numel() == with_experts.numel() - experts / 2);
   // Summed over the ranks. Each half of the experts has two replicas, and each replica keeps half of their state.
-  int64_t kept = 0, all_kept = 0;
-  for (const auto& b : dealt.stages[0].bytes) kept += b.optimizer;
-  for (const auto& b : together.stages[0].bytes) all_kept += b.optimizer;
-  CHECK(kept == all_kept);
+  CHECK(state_of(dealt.stages[0].bytes) == state_of(together.stages[0].bytes));
   CHECK(dealt.flops[0] == doctest::Approx(with_experts.forward_flops()));
   CHECK(dealt.expert_traffic[0] == 4 * 2 * 0.5 * (2 * 2 * activation * 2 + 8 * 4));
   CHECK(together.expert_traffic[0] == 0);

@@ -2,6 +2,7 @@
 #include "extensions/forecast/step_model.h"
 
 #include <chrono>
+#include <numeric>
 
 #include "extensions/forecast/tests/util.h"
 #include "nn/models/gpt.h"
@@ -42,9 +43,7 @@ double term(const StepPrediction& p, const std::string& name) {
 }
 
 double sum(const StepPrediction& p) {
-  double all = 0;
-  for (const Term& t : p.terms) all += t.seconds;
-  return all;
+  return std::accumulate(p.terms.begin(), p.terms.end(), 0., [](double all, const Term& t) { return all + t.seconds; });
 }
 
 }  // namespace
@@ -164,32 +163,27 @@ TEST_CASE("step model: faster is not slower") {
        {"dp8", "dp8+zero1", "dp4+zero2", "dp64+zero3", "pp4", "tp4", "dp2+pp2+tp2", "dp16+pp4+tp4+zero1"}) {
     CAPTURE(plan);
     const TrainingJob job{.model = model(), .plan = parallel::parse_plan(plan), .micro_batch = 2, .micro_batches = 8};
+    const auto seconds = [](const TrainingJob& j, const dist::Network& network) {
+      return predict(j, uneven, {.network = network, .ranks_per_host = 4}).step;
+    };
     double before = 0;
     for (const double bandwidth : {1e11, 1e10, 1e9, 1e8, 1e7, 1e5}) {
-      const double step =
-          predict(job, uneven, {.network = {{.latency = 1e-6, .bandwidth = bandwidth}, {}}, .ranks_per_host = 4}).step;
+      const double step = seconds(job, {{.latency = 1e-6, .bandwidth = bandwidth}, {}});
       CHECK(step >= before);
       before = step;
     }
     for (const double latency : {1e-6, 1e-4, 1e-2}) {
-      const double step =
-          predict(job, uneven, {.network = {{.latency = latency, .bandwidth = 1e9}, {}}, .ranks_per_host = 4}).step;
+      const dist::NetworkLink far{.latency = latency, .bandwidth = 1e9}, near{latency / 10, 1e10};
+      const double step = seconds(job, {far, {}});
       CHECK(step >= 0);
-      const double near = predict(job, uneven,
-                                  {.network = {{.latency = latency, .bandwidth = 1e9},
-                                               dist::NetworkLink{.latency = latency / 10, .bandwidth = 1e10}},
-                                   .ranks_per_host = 4})
-                              .step;
-      CHECK(near <= step * (1 + 1e-12));
+      CHECK(seconds(job, {far, near}) <= step * (1 + 1e-12));
     }
-    CHECK(predict(job, {2e-3, 1e-3}, {}).step > predict(job, uneven, {}).step);
-    TrainingJob apart = job;
-    apart.overlap = false;
-    CHECK(predict(apart, uneven, {}).step >= predict(job, uneven, {}).step);
-    TrainingJob again = job;
-    again.recompute = true;
-    CHECK(predict(again, uneven, {}).step > predict(job, uneven, {}).step);
     const StepPrediction p = predict(job, uneven, {});
+    CHECK(predict(job, {2e-3, 1e-3}, {}).step > p.step);
+    TrainingJob apart = job, again = job;
+    apart.overlap = false, again.recompute = true;
+    CHECK(predict(apart, uneven, {}).step >= p.step);
+    CHECK(predict(again, uneven, {}).step > p.step);
     CHECK(p.step == doctest::Approx(sum(p)));
     for (const Term& t : p.terms) CHECK(t.seconds >= 0);
   }

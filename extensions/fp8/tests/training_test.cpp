@@ -1,16 +1,14 @@
 // 8-bit floats: PyTorch's codes, Transformer Engine's delayed scaling, linear layers in fp8; and under the engine the
 // same bits for every number of ranks and stage of ZeRO, also through checkpoints, and losses close to those of bf16.
+#include <numeric>
+
 #include "data/safetensors.h"
 #include "engine/check_plan.h"
-#include "engine/pipeline_module.h"
 #include "extensions/fp8/fp8.h"
 #include "nn/linear.h"
 #include "nn/models/gpt.h"
-#include "parallel/sequence/context_parallel.h"
-#include "parallel/tensor_parallel/apply.h"
-#include "tests/engine/util.h"
+#include "tests/engine/training.h"
 #include "tests/golden_folder.h"
-#include "tests/messages.h"
 
 using namespace lockstep;
 using namespace ::testing;
@@ -35,18 +33,6 @@ double relative(const Tensor& a, const Tensor& b) {
   return size == 0 ? norm(a.to(f64)).item() : norm(sub(a.to(f64), b.to(f64))).item() / size;
 }
 
-struct Fp8Run {
-  int64_t accumulation = 2;
-  int stage = 0;
-  engine::Fp8Config fp8 = {.enabled = true, .amax_history_len = 3};
-  DType parameters = f32;
-  bool checkpoints = false;
-  std::string load = {}, save = {};
-  int64_t steps = 6, first = 0;
-  sequence::ContextOptions context = {};
-  nn::GPT::Options model = {.vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = 0.1};
-};
-
 /// A sequence that counts up from a random token, with three of ten tokens replaced at random.
 pipeline::Sample sentence(int64_t step, int64_t micro) {
   manual_seed(9);
@@ -57,48 +43,30 @@ pipeline::Sample sentence(int64_t step, int64_t micro) {
   return {{all.narrow(1, 0, 16).contiguous()}, {all.narrow(1, 1, 16).contiguous()}};
 }
 
-Config fp8_config(const Fp8Run& run) {
-  Config c{.train_micro_batch_size_per_gpu = 2, .gradient_accumulation_steps = run.accumulation};
-  c.zero_optimization.stage = run.stage;
-  c.zero_optimization.stage3_param_persistence_threshold = 500;
-  c.bf16 = {.enabled = run.parameters == bf16, .auto_cast = true};
-  c.section<engine::Fp8Config>() = run.fp8;
-  c.activation_checkpointing.enabled = run.checkpoints;
-  return c;
+const engine::Fp8Config short_history{.enabled = true, .amax_history_len = 3};
+
+/// The losses of each step of a GPT, which must be equal on all ranks.
+std::vector<double> losses(Training t, const engine::Fp8Config& fp8 = short_history, double dropout = 0.1) {
+  const Subject gpt{
+      .name = "GPT",
+      .make =
+          [dropout](const parallel::Mesh&) {
+            manual_seed(4);
+            return engine::PipelineModule{
+                .model = std::make_shared<nn::GPT>(nn::GPT::Options{
+                    .vocab = 40, .context = 16, .layers = 2, .width = 32, .heads = 2, .dropout = dropout})};
+          },
+      .sample = sentence};
+  t.clip = 1;
+  t.change = [&](Config& c) { c.section<engine::Fp8Config>() = fp8; };
+  const std::vector<double> report = ::testing::train(gpt, t).at("report").to_vector<double>();
+  std::vector<double> found;
+  for (size_t i = 0; i < report.size(); i += numbers_of_step) found.push_back(report[i]);
+  return found;
 }
 
-/// The losses of each step, which must be equal on all ranks.
-std::vector<double> losses(const Fp8Run& run, const std::string& name) {
-  const parallel::Plan plan = parallel::parse_plan(name);
-  const auto all = on_ranks<std::vector<double>>(plan.ranks(), [&](int) {
-    const parallel::Mesh mesh(plan, dist::world());
-    manual_seed(4);
-    const auto gpt = std::make_shared<nn::GPT>(run.model);
-    engine::InitializeArgs args{.optimizer = make_adamw, .config = fp8_config(run), .mesh = &mesh, .log = quiet};
-    if (plan.cp > 1) sequence::share_sequences(*gpt, {std::shared_ptr<void>(), &mesh.cp()}, run.context);
-    if (plan.tp > 1) args.sharded = tensor_parallel::apply(*gpt, mesh.tp());
-    auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
-    if (!run.load.empty()) {
-      const bool found = e.load_checkpoint(run.load).has_value();
-      REQUIRE(found);
-    }
-    std::vector<double> found;
-    while (e.global_steps() < run.steps) {
-      e.train_batch([&](int64_t micro) {
-        pipeline::Sample sample = sentence(e.global_steps(), micro);
-        for (auto* tensors : {&sample.inputs, &sample.targets})
-          if (Tensor& x = tensors->at(0); plan.cp > 1)
-            x = sequence::slice(x, 1, plan.cp, mesh.at().cp, run.context.order_or_default());
-        return std::optional(std::move(sample));
-      });
-      found.push_back(e.train_loss());
-    }
-    if (!run.save.empty()) e.save_checkpoint(run.save);
-    e.close();
-    return found;
-  });
-  for (const auto& other : all) CHECK(other == all[0]);
-  return all[0];
+void check_near(const std::vector<double>& a, const std::vector<double>& b) {
+  for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(0.02));
 }
 
 }  // namespace
@@ -223,116 +191,91 @@ TEST_CASE("fp8: the chosen layers, when they cast, and the recorded amax") {
 }
 
 TEST_CASE("fp8: the same bits for every number of ranks and stage of ZeRO, and with checkpoints of activations") {
+  const std::vector<double> without = losses({.dtype = bf16, .steps = 6}, {});
   for (const DType parameters : {f32, bf16}) {
     CAPTURE(parameters);
-    const std::vector<double> one = losses({.accumulation = 4, .parameters = parameters}, "dp1");
-    Fp8Run without{.accumulation = 4, .parameters = bf16};
-    without.fp8.enabled = false;
-    CHECK(one != losses(without, "dp1"));
-    CHECK(one == losses({.accumulation = 4, .parameters = parameters, .checkpoints = true}, "dp1"));
-    for (const int stage : {0, 1, 2, 3}) {
-      for (const int ranks : {2, 4}) {
-        if (parameters == bf16 && (stage == 0 || ranks == 4)) continue;
-        CAPTURE(stage);
-        CAPTURE(ranks);
-        CHECK(one == losses({.accumulation = 4 / ranks, .stage = stage, .parameters = parameters}, str("dp", ranks)));
-      }
+    const std::vector<double> one = losses({.dtype = parameters, .steps = 6});
+    CHECK(one != without);
+    CHECK(one == losses({.dtype = parameters, .steps = 6, .recompute = true}));
+    for (const char* plan :
+         {"dp2", "dp4", "dp2+zero1", "dp4+zero1", "dp2+zero2", "dp4+zero2", "dp2+zero3", "dp4+zero3"}) {
+      if (parameters == bf16 && (plan == std::string("dp2") || plan[2] == '4')) continue;
+      CAPTURE(plan);
+      CHECK(one == losses({.plan = plan, .dtype = parameters, .steps = 6}));
     }
   }
 }
 
 TEST_CASE("fp8: pipelines are bit-identical to one process; slices of layers are near") {
-  const std::vector<double> one = losses({.accumulation = 4}, "dp1");
-  CHECK(one == losses({.accumulation = 4}, "pp2"));
-  CHECK(one == losses({.accumulation = 2, .stage = 1}, "dp2+pp2"));
+  const std::vector<double> one = losses({.steps = 6});
+  for (const char* plan : {"pp2", "dp2+pp2+zero1"}) CHECK(one == losses({.plan = plan, .steps = 6}));
   for (const char* plan : {"tp2", "pp2+tp2"}) {
     CAPTURE(plan);
-    const std::vector<double> sharded = losses({.accumulation = 4}, plan);
+    const std::vector<double> sharded = losses({.plan = plan, .steps = 6});
     CHECK(sharded != one);
-    for (size_t i = 0; i < one.size(); ++i) CHECK(sharded[i] == doctest::Approx(one[i]).epsilon(0.02));
+    check_near(sharded, one);
   }
 }
 
 TEST_CASE("fp8: ranks that share sequences are near one process, with the same bits for stages and ZeRO's stages") {
-  Fp8Run run{.accumulation = 4};
-  run.model.dropout = 0;
-  const std::vector<double> one = losses(run, "dp1");
+  const std::vector<double> one = losses({.steps = 6}, short_history, 0);
   for (const auto kind : {sequence::ContextKind::ring, sequence::ContextKind::ulysses}) {
     CAPTURE(sequence::name_of(kind));
-    run.context.kind = kind;
-    const std::vector<double> shared = losses(run, "cp2");
-    const auto is_near = [](const std::vector<double>& a, const std::vector<double>& b) {
-      for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(0.02));
+    const auto run = [&](const char* plan, Training t = {.steps = 6}, const engine::Fp8Config& fp8 = short_history) {
+      t.plan = plan, t.context.kind = kind;
+      return losses(t, fp8, 0);
     };
-    is_near(shared, one);
-    Fp8Run without = run, fewer = run, sharded = run, saved = run, resumed = run;
-    without.fp8.enabled = false, without.parameters = bf16;
-    CHECK(shared != losses(without, "cp2"));
-    fewer.accumulation = sharded.accumulation = 2;
-    sharded.stage = 3, sharded.checkpoints = true;
-    const std::vector<double> replicas = losses(fewer, "dp2+cp2");
-    is_near(replicas, shared);  // gradients of replicas are summed in another order
-    CHECK(replicas == losses(sharded, "dp2+cp2"));
-    CHECK(shared == losses(run, "pp2+cp2"));
+    const std::vector<double> shared = run("cp2");
+    check_near(shared, one);
+    CHECK(shared != run("cp2", {.dtype = bf16, .steps = 6}, {}));
+    const std::vector<double> replicas = run("dp2+cp2");
+    check_near(replicas, shared);  // gradients of replicas are summed in another order
+    CHECK(replicas == run("dp2+cp2+zero3", {.steps = 6, .recompute = true}));
+    CHECK(shared == run("pp2+cp2"));
     const TempDir d;
-    saved.steps = 3, saved.save = resumed.load = d.path.string();
-    losses(saved, "cp2");
-    CHECK(std::vector(shared.begin() + 3, shared.end()) == losses(resumed, "cp2"));
+    run("cp2", {.steps = 3, .save = d.str()});
+    CHECK(std::vector(shared.begin() + 3, shared.end()) == run("cp2", {.steps = 6, .load = d.str()}));
   }
 }
 
 TEST_CASE("fp8: a run goes on with the same bits, on other ranks, too") {
   const TempDir d;
-  const std::vector<double> full = losses({.accumulation = 4, .steps = 8}, "dp1");
+  const std::vector<double> full = losses({.steps = 8});
   const std::vector<double> end(full.begin() + 4, full.end());
-  losses({.accumulation = 4, .save = d / "one", .steps = 4}, "dp1");
-  CHECK(end == losses({.accumulation = 4, .load = d / "one", .steps = 8}, "dp1"));
-  CHECK(end == losses({.accumulation = 2, .stage = 3, .load = d / "one", .steps = 8}, "dp2"));
-  CHECK(end == losses({.accumulation = 4, .load = d / "one", .steps = 8}, "pp2"));
-  losses({.accumulation = 2, .stage = 1, .save = d / "two", .steps = 4}, "dp2+pp2");
-  CHECK(end == losses({.accumulation = 4, .load = d / "two", .steps = 8}, "dp1"));
+  losses({.steps = 4, .save = d / "one"});
+  for (const char* plan : {"dp1", "dp2+zero3", "pp2"})
+    CHECK(end == losses({.plan = plan, .steps = 8, .load = d / "one"}));
+  losses({.plan = "dp2+pp2+zero1", .steps = 4, .save = d / "two"});
+  CHECK(end == losses({.steps = 8, .load = d / "two"}));
   // Losses differ without the saved scales. Loading them without fp8 ignores them.
-  Fp8Run fresh{.accumulation = 4, .load = d / "one", .steps = 8};
-  fresh.fp8.enabled = false;
-  CHECK(losses(fresh, "dp1") != end);
-  Fp8Run longer{.accumulation = 4, .load = d / "one", .steps = 8};
-  longer.fp8.amax_history_len = 5;
-  CHECK_ERROR(losses(longer, "dp1"), "set fp8.amax_history_len to 3");
+  CHECK(losses({.steps = 8, .load = d / "one"}, {}) != end);
+  CHECK_ERROR(losses({.steps = 8, .load = d / "one"}, {.enabled = true, .amax_history_len = 5}),
+              "set fp8.amax_history_len to 3");
 }
 
 TEST_CASE("fp8: a small GPT learns as in bf16") {
-  Fp8Run run{.accumulation = 4, .steps = 150};
-  run.model.dropout = 0;
-  run.fp8.amax_history_len = 16;
-  const std::vector<double> eight = losses(run, "dp1");
-  run.fp8 = {};
-  run.parameters = bf16;
-  const std::vector<double> sixteen = losses(run, "dp1");
-  const auto last = [](const std::vector<double>& all) {
-    double sum = 0;
-    for (size_t i = all.size() - 10; i < all.size(); ++i) sum += all[i] / 10;
-    return sum;
-  };
+  const std::vector<double> eight = losses({.steps = 150}, {.enabled = true, .amax_history_len = 16}, 0),
+                            sixteen = losses({.dtype = bf16, .steps = 150}, {}, 0);
+  const auto last = [](const std::vector<double>& all) { return std::accumulate(all.end() - 10, all.end(), 0.) / 10; };
   MESSAGE("loss after 150 steps: fp8 " << last(eight) << ", bf16 " << last(sixteen));
   CHECK(last(sixteen) < 0.85 * sixteen[0]);
   CHECK(last(eight) == doctest::Approx(last(sixteen)).epsilon(0.02));
 }
 
 TEST_CASE("fp8: invalid arguments are rejected") {
-  const auto refused = [](const char* json) {
-    return message([&] { engine::resolve(engine::config_from_json(json), 1); });
-  };
-  CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"enabled": true}, "fp16": {"enabled": true}})"),
-                 "fp8 needs bf16"));
-  CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"format": "E5M2"}})"), "fp8.format"));
-  CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"amax_compute_algo": "mean"}})"), "fp8.amax_compute_algo"));
-  CHECK(contains(refused(R"({"train_batch_size": 2, "fp8": {"interval": 2}})"), "fp8.interval"));
-  CHECK(refused(R"({"train_batch_size": 2, "fp8": {"enabled": true, "format": "HYBRID", "margin": 1}})") ==
-        "(no error)");
+  const struct {
+    const char *keys, *said;
+  } rows[] = {{R"("fp8": {"enabled": true}, "fp16": {"enabled": true})", "fp8 needs bf16"},
+              {R"("fp8": {"format": "E5M2"})", "fp8.format"},
+              {R"("fp8": {"amax_compute_algo": "mean"})", "fp8.amax_compute_algo"},
+              {R"("fp8": {"interval": 2})", "fp8.interval"},
+              {R"("fp8": {"enabled": true, "format": "HYBRID", "margin": 1})", "(no error)"}};
+  for (const auto& row : rows)
+    CHECK_ERROR(engine::resolve(engine::config_from_json(str(R"({"train_batch_size": 2, )", row.keys, "}")), 1),
+                row.said);
   Config c;
   c.section<engine::Fp8Config>().enabled = true;
   const auto reasons = engine::reasons_against(c, parallel::parse_plan("dp2+ep2"), {.ranks = 2, .experts = 4}, "");
-  bool found = false;
-  for (const std::string& reason : reasons) found |= contains(reason, "fp8.enabled with ep2");
-  CHECK(found);
+  CHECK(std::any_of(reasons.begin(), reasons.end(),
+                    [](const std::string& reason) { return contains(reason, "fp8.enabled with ep2"); }));
 }

@@ -91,26 +91,19 @@ TEST_CASE("LBFGS rejects unsupported calls") {
   CHECK_ERROR(LBFGS({Variable(ones({1}, {.dtype = bf16}), true)}, {}), "all of f32 or all of f64, got bf16");
   CHECK_ERROR(LBFGS({valley.x}, {.max_iter = 0}), "expected max_iter in [1");
   CHECK_ERROR(optimizer.load_state({}), "expected 'lbfgs.scale' in the saved state");
-  CHECK(contains(message([&] {
-                   LBFGS two({valley.x}, {});
-                   two.add_group({valley.y}, {});
-                   two.step([&] { return valley.loss(); });
-                 }),
-                 "expected one group of parameters, got 2"));
-  CHECK(contains(message([&] {
-                   state.tensors.emplace_back("lbfgs.grad", ones({2}));
-                   optimizer.load_state(state);
-                 }),
-                 "expected 'lbfgs.grad' to begin with 'lbfgs.' and to have shape (3), got (2)"));
+  LBFGS two({valley.x}, {});
+  two.add_group({valley.y}, {});
+  CHECK_ERROR(two.step([&] { return valley.loss(); }), "expected one group of parameters, got 2");
+  state.tensors.emplace_back("lbfgs.grad", ones({2}));
+  CHECK_ERROR(optimizer.load_state(state),
+              "expected 'lbfgs.grad' to begin with 'lbfgs.' and to have shape (3), got (2)");
 }
 
 TEST_CASE("LBFGS moves nothing that is frozen, whatever its history says") {
   manual_seed(31);
   nn::Linear a({.in = 4, .out = 5}), b({.in = 5, .out = 2});
-  std::vector<Variable> parameters = a.parameters();
-  for (const Variable& p : b.parameters()) parameters.push_back(p);
   const Tensor x = randn({6, 4}), y = randn({6, 2});
-  LBFGS lbfgs(parameters, {.lr = 0.5, .max_iter = 3});
+  LBFGS lbfgs({a.weight, a.bias, b.weight, b.bias}, {.lr = 0.5, .max_iter = 3});
   const auto loss = [&] { return mse_loss(b(tanh(a(x))), y); };
   lbfgs.step(loss);
   a.requires_grad_(false);

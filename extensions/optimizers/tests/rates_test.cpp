@@ -17,65 +17,55 @@ void check_rates(const std::vector<double>& got, const std::vector<double>& expe
   for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]).epsilon(1e-12));
 }
 
-/// The learning rate before each of `steps` calls of `step`.
-std::vector<double> rates_of(const Optimizer& o, int steps, const std::function<void(int i)>& step) {
-  std::vector<double> rates;
-  for (int i = 0; i < steps; ++i) rates.push_back(o.lr()), step(i);
-  return rates;
-}
-
 }  // namespace
 
 // The expected values are those of PyTorch 2.15, to twelve digits.
 TEST_CASE("schedules that are stepped together multiply, also with set_lr() in between") {
   Variable w(ones({1}), true);
-  {
-    SGD o({w}, {.lr = 1});
+  SGD o({w}, {.lr = 1});
+  // the rates before each call of step(i)
+  const auto check = [&](const std::vector<double>& expected, const std::function<void(int i)>& step) {
+    std::vector<double> rates;
+    for (int i = 0; i < int(expected.size()); ++i) rates.push_back(o.lr()), step(i);
+    check_rates(rates, expected);
+  };
+  SUBCASE("two") {
     LinearLR warm(o, {.start_factor = 0.1, .total_iters = 3});
     ExponentialLR decay(o, {.gamma = 0.9});
-    check_rates(rates_of(o, 6, [&](int) { warm.step(), decay.step(); }), {0.1, 0.36, 0.567, 0.729, 0.6561, 0.59049});
+    check({0.1, 0.36, 0.567, 0.729, 0.6561, 0.59049}, [&](int) { warm.step(), decay.step(); });
     CHECK(o.initial_lr(0) == 1);
   }
-  {
-    SGD o({w}, {.lr = 1});
+  SUBCASE("one after the other") {
     LinearLR warm(o, {.start_factor = 0.1, .total_iters = 3});
     CosineAnnealingLR cosine(o, {.T_max = 10});
     const double pi = std::acos(-1.);
-    check_rates(rates_of(o, 6, [&](int i) { i < 3 ? warm.step() : cosine.step(); }),
-                {0.1, 0.4, 0.7, 1, (1 + std::cos(pi / 10)) / 2, (1 + std::cos(pi / 5)) / 2});
+    check({0.1, 0.4, 0.7, 1, (1 + std::cos(pi / 10)) / 2, (1 + std::cos(pi / 5)) / 2},
+          [&](int i) { i < 3 ? warm.step() : cosine.step(); });
   }
-  {
-    SGD o({w}, {.lr = 1});
+  SUBCASE("set_lr() in between") {
     StepLR steps(o, {.step_size = 4, .gamma = 0.1});
-    check_rates(rates_of(o, 6,
-                         [&](int i) {
-                           if (i == 1) o.set_lr(0.5);
-                           steps.step();
-                         }),
-                {1, 1, 0.5, 0.5, 0.05, 0.05});
+    check({1, 1, 0.5, 0.5, 0.05, 0.05}, [&](int i) {
+      if (i == 1) o.set_lr(0.5);
+      steps.step();
+    });
   }
-  {
-    SGD o({w}, {.lr = 1});
+  SUBCASE("a plateau") {
     ReduceLROnPlateau plateau(o, {.factor = 0.5, .patience = 0});
     ExponentialLR decay(o, {.gamma = 0.9});
-    check_rates(rates_of(o, 4, [&](int) { decay.step(), plateau.step(1.0); }), {1, 0.9, 0.405, 0.18225});
+    check({1, 0.9, 0.405, 0.18225}, [&](int) { decay.step(), plateau.step(1.0); });
   }
-  {  // anneals from the rate that the other schedule reached, down to its own floor
-    SGD o({w}, {.lr = 1});
+  SUBCASE("annealing from the rate that the other schedule reached, down to its own floor") {
     ExponentialLR decay(o, {.gamma = 0.5});
     SWALR average(o, {.swa_lr = 0.05, .anneal_epochs = 2, .anneal_strategy = "linear"});
-    check_rates(rates_of(o, 5, [&](int i) { i < 2 ? decay.step() : average.step(); }), {1, 0.5, 0.25, 0.15, 0.05});
+    check({1, 0.5, 0.25, 0.15, 0.05}, [&](int i) { i < 2 ? decay.step() : average.step(); });
   }
-  {  // lists and chains of schedules, too
-    SGD o({w}, {.lr = 1});
+  SUBCASE("lists and chains of schedules, too") {
     SequentialLR list(
         o, {scheduled<ConstantLR>({.factor = 0.5, .total_iters = 9}), scheduled<ExponentialLR>({.gamma = 0.5})}, {3});
-    check_rates(rates_of(o, 6,
-                         [&](int i) {
-                           if (i == 1) o.set_lr(0.25);
-                           list.step();
-                         }),
-                {0.5, 0.5, 0.25, 1, 0.5, 0.25});
+    check({0.5, 0.5, 0.25, 1, 0.5, 0.25}, [&](int i) {
+      if (i == 1) o.set_lr(0.25);
+      list.step();
+    });
     ChainedScheduler chain(o, {scheduled<ExponentialLR>({.gamma = 0.5}), scheduled<ExponentialLR>({.gamma = 0.2})});
     CHECK(o.lr() == 0.125);
     chain.step();

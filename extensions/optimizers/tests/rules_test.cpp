@@ -32,20 +32,9 @@ const std::vector<Row> rare = {
 
 std::vector<float> values(const Tensor& tensor) { return tensor.to(cpu).to(f32).to_vector<float>(); }
 
-/// One step with gradients of 1.
-void step_by_ones(Variable& w, Optimizer& optimizer) {
-  optimizer.zero_grad();
-  sum(w).backward();
-  optimizer.step();
-}
-
 }  // namespace
 
-TEST_CASE("rare rules go downhill, in f32 and through a master copy in bf16") { check_downhill(rare); }
-
-TEST_CASE("rare rules: state by name goes to another optimizer, which then makes the same bits") { check_state(rare); }
-
-TEST_CASE("rare rules: grad_scale is the same as scaling the gradients") { check_grad_scale(rare); }
+TEST_CASE("rare rules go downhill, resume with the same bits, and scale gradients") { check_rules(rare); }
 
 TEST_CASE("LAMB's step is as long as trust allows") {
   Variable v(full({4}, 3), true);
@@ -81,11 +70,7 @@ TEST_CASE("an average of its own stands in for the state's, and matrices have fa
   Variable p(randn({4, 3}), true), v(randn({3}), true);
   const Tensor target = randn({4, 3});
   AdamWScheduleFree free({p}, {.lr = 0.05});
-  for (int i = 0; i < 200; ++i) {
-    free.zero_grad();
-    mse_loss(p, target).backward();
-    free.step();
-  }
+  for (int i = 0; i < 200; ++i) step_towards(p, target, free);
   CHECK(mse_loss(Variable(free.state_of(p).tensors.at("ema")), target).item() < 0.02);
   Adafactor factors({p, v}, {});
   p.grad() = ones({4, 3}), v.grad() = ones({3});
@@ -104,8 +89,10 @@ TEST_CASE("what rules keep begins at the parameters if a loaded state lacks it")
     OptimizerState other;
     other.numbers["state.0.step"] = 7;
     one->load_state(other);
+    one->zero_grad();
+    sum(one->parameters()[0]).backward();
+    one->step();
   }
-  step_by_ones(z, free), step_by_ones(length, rprop);
   CHECK(values(free.state_of(z).tensors.at("z"))[0] > 5);
   CHECK(values(length.tensor())[0] == 9.5F);
 }
@@ -118,10 +105,6 @@ TEST_CASE("rare rules reject invalid options") {
   CHECK_ERROR(Adafactor({w}, {.d = 0.5}), "expected d >= 1");
   CHECK_ERROR(AdamWScheduleFree({w}, {.beta1 = 0}), "expected beta1 in [");
   CHECK_ERROR(AdamWScheduleFree({w}, {}).keep_average(0.9), "keeps an average of its own");
-  CHECK(contains(message([&] {
-                   Variable v(ones({3}), true);
-                   v.grad() = ones({3});
-                   Muon({v}, {}).step();
-                 }),
-                 "expected matrices"));
+  sum(w).backward();
+  CHECK_ERROR(Muon({w}, {}).step(), "expected matrices");
 }

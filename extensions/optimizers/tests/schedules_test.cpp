@@ -27,16 +27,8 @@ TEST_CASE("schedules set rates at once, go on from a state, and reject invalid o
   CHECK_ERROR(plateau.step(), "needs the metric");
   CHECK_ERROR(StepLR(a, {.step_size = 0}), "expected step_size > 0");
   CHECK_ERROR(ReduceLROnPlateau(a, {.mode = "mni"}), "expected mode 'min' or 'max'");
-  CHECK(contains(message([&] {
-                   Adagrad c({Variable(ones({1}), true)}, {});
-                   OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1});
-                 }),
-                 "cycle_momentum"));
-  CHECK(contains(message([&] {
-                   OneCycleLR s(a, {.max_lr = 1, .total_steps = 2});
-                   for (int i = 0; i < 3; ++i) s.step();
-                 }),
-                 "at most 2 calls"));
+  Adagrad c({w}, {});
+  CHECK_ERROR(OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1}), "cycle_momentum");
   CHECK_ERROR(first.load_state({}), "expected 'step' in the saved state");
 }
 

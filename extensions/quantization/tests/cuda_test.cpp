@@ -32,47 +32,41 @@ bool near(const Tensor& there, const Tensor& here) {
 
 std::vector<LimitCase> limits_of_codes() {
   using T = Tensors;
-  std::vector<LimitCase> cases;
-  // Blocks along y process the rows in a grid-stride loop.
-  const auto alternating = [](int64_t rows_of_block) {
-    return [=](int64_t row, int64_t rows) {
-      return std::vector<double>{double(row) / double(rows), double(row / rows_of_block % 65535) / 65535};
-    };
+  // Blocks along y process eight rows each, in a grid-stride loop.
+  const auto alternating = [](int64_t row, int64_t rows) {
+    return std::vector<double>{double(row) / double(rows), double(row / 8 % 65535) / 65535};
   };
-  const LimitInput x{{1024}, f32}, weight{{4, 1024}, f32, 0, true};
-  cases.push_back({.name = "quantized linear",
-                   .inputs = {x, weight},
-                   .run =
-                       [](T in) {  // the kernel for few rows, which linear() does not call for so many
-                         const Quantized w = quantize(in[1], QuantFormat::group4);
-                         Tensor out = empty({in[0].size(0), w.out}, {.device = in[0].device()});
-                         kernels::matmul_quantized(in[0].device(), in[0], w.codes, w.scales, w.format, {}, {}, out);
-                         return T{out};
-                       },
-                   .bound = tolerance(Near::quantised, f32),
-                   .places = alternating(8)});
-  cases.push_back(
-      {.name = "dynamic quantized linear",
-       .inputs = {x, weight},
-       .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::row8), {}, {.dynamic = true})}; },
-       .bound = tolerance(Near::quantised, f32),
-       .places = alternating(8)});
-  cases.push_back({.name = "numbers of codes",
-                   .inputs = {{{1024}, i8}, {{}, f32}},
-                   .run =
-                       [](T in) {
-                         return T{dequantize(Quantized{QuantFormat::row8, in[0], in[1], in[0].size(0), 1024})};
-                       },
-                   .bound = 0});
-  cases.push_back({.name = "quantized linear to many",
-                   .inputs = {{{1024}, i8}, {{}, f32}, {{2, 1024}, f32, 0, true}},
-                   .run =
-                       [](T in) {
-                         const int64_t n = in[0].size(0);
-                         return T{linear(in[2], Quantized{QuantFormat::row8, in[0], in[1], n, 1024}).t()};
-                       },
-                   .bound = tolerance(Near::quantised, f32)});
-  return cases;
+  const LimitInput x{{1024}, f32}, weight{{4, 1024}, f32, 0, true}, codes{{1024}, i8}, scale{{}, f32};
+  return {{.name = "quantized linear",
+           .inputs = {x, weight},
+           .run =
+               [](T in) {  // the kernel for few rows, which linear() does not call for so many
+                 const Quantized w = quantize(in[1], QuantFormat::group4);
+                 Tensor out = empty({in[0].size(0), w.out}, {.device = in[0].device()});
+                 kernels::matmul_quantized(in[0].device(), in[0], w.codes, w.scales, w.format, {}, {}, out);
+                 return T{out};
+               },
+           .bound = tolerance(Near::quantised, f32),
+           .places = alternating},
+          {.name = "dynamic quantized linear",
+           .inputs = {x, weight},
+           .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::row8), {}, {.dynamic = true})}; },
+           .bound = tolerance(Near::quantised, f32),
+           .places = alternating},
+          {.name = "numbers of codes",
+           .inputs = {codes, scale},
+           .run =
+               [](T in) {
+                 return T{dequantize(Quantized{QuantFormat::row8, in[0], in[1], in[0].size(0), 1024})};
+               },
+           .bound = 0},
+          {.name = "quantized linear to many",
+           .inputs = {codes, scale, {{2, 1024}, f32, 0, true}},
+           .run =
+               [](T in) {
+                 return T{linear(in[2], Quantized{QuantFormat::row8, in[0], in[1], in[0].size(0), 1024}).t()};
+               },
+           .bound = tolerance(Near::quantised, f32)}};
 }
 [[maybe_unused]] const bool added = (more_limit_cases().push_back(limits_of_codes), true);
 

@@ -15,28 +15,23 @@ using engine::initialize;
 
 namespace {
 
-Config with(const std::string& type, int stage, int64_t accumulation, DType dtype = f32) {
-  Config c = config_of(stage, accumulation, dtype);
+Config with(const std::string& type, int stage, int64_t accumulation, DType dtype = f32,
+            const char* params = R"({"lr": 0.01, "weight_decay": 0.1})") {
+  Config c = with_optimizer(config_of(stage, accumulation, dtype), type, params);
   c.gradient_clipping = 0.5;
-  c.optimizer = {.type = type, .params = data::parse_json(R"({"lr": 0.01, "weight_decay": 0.1})", "params")};
   return c;
 }
 
-struct Run {
-  std::unique_ptr<Net> net = make_net();  // b.weight has 12,610 elements, 50 blocks; the others are small
-  engine::Engine<Net> e;
-  explicit Run(const Config& config)
-      : e(*net, {.training_data = data::share(samples()), .config = config, .log = quiet}) {}
-  Tensors train(int64_t steps) {
-    train_steps(e, steps);
-    return full_parameters(e, *net);
-  }
-};
-
+/// The parameters after more steps. b.weight has 12,610 elements, 50 blocks; the others are small.
+Tensors trained(NetTrainer& t, int64_t steps) {
+  train_steps(t.e, steps);
+  return full_parameters(t.e, *t.net);
+}
 Tensors trained(const Config& config, int ranks) {
-  const auto all = on_ranks<Tensors>(ranks, [&](int) { return Run(config).train(6); });
-  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
-  return all[0];
+  return alike(ranks, [&](int) {
+    NetTrainer t(config);
+    return trained(t, 6);
+  });
 }
 
 }  // namespace
@@ -93,9 +88,8 @@ TEST_CASE("8 bits: 2.03 bytes an element, as lockstep plan predicts; small param
   const OnCpu on_cpu;
   manual_seed(1);
   Variable large(randn({512, 256}), true), table(randn({512, 256}), true), small(randn({64}), true);
-  Config c;
-  c.optimizer = {.type = "AdamW8bit", .params = data::parse_json("{}", "params")};
-  const auto made = engine::make_optimizers(c, {{"large", large}, {"table", table, true}, {"small", small}});
+  const auto made = engine::make_optimizers(with_optimizer({}, "AdamW8bit"),
+                                            {{"large", large}, {"table", table, true}, {"small", small}});
   REQUIRE(made.size() == 1);
   for (const Variable& p : made[0]->parameters()) p.grad() = ones(p.shape());
   const int64_t before = memory_report().category[size_t(Memory::optimizer)].current;
@@ -137,28 +131,26 @@ TEST_CASE("8 bits: checkpoints go to other ranks and stages with the same bits, 
     } rows[] = {{1, 0, 4, 2}, {4, 1, 1, 0}, {2, 3, 4, 1}, {4, 0, 2, 3}};
     for (const auto& row : rows) {
       const TempDir folder;
-      on_ranks<int>(row.from, [&](int) {
-        Run run(with("AdamW8bit", row.from_stage, 4 / row.from, dtype));
-        run.train(3);
-        run.e.save_checkpoint(folder.str());
-        run.e.wait_for_checkpoint();
-        return 0;
-      });
-      const auto after = on_ranks<Tensors>(row.to, [&](int) {
-        Run run(with("AdamW8bit", row.to_stage, 4 / row.to, dtype));
-        CHECK(run.e.load_checkpoint(folder.str()));
-        return run.train(3);
+      on_ranks(row.from, [&](int) {
+        NetTrainer t(with("AdamW8bit", row.from_stage, 4 / row.from, dtype));
+        train_steps(t.e, 3);
+        t.e.save_checkpoint(folder.str());
+        t.e.wait_for_checkpoint();
       });
       CAPTURE(row.from_stage);
       CAPTURE(row.to_stage);
-      for (const Tensors& one : after) CHECK(differing(entire, one) == "");
-      const auto other = [&](const char* type) {
-        return message([&] {
-          on_ranks<int>(1, [&](int) { return Run(with(type, 0, 4, dtype)).e.load_checkpoint(folder.str()) ? 1 : 0; });
-        });
-      };
-      CHECK(contains(other("AdamW"), "optimizer.exp_avg.b.weight"));
-      CHECK(contains(other("Lion8bit"), "optimizer.exp_avg_sq_codes.b.weight"));
+      const Tensors after = alike(row.to, [&](int) {
+        NetTrainer t(with("AdamW8bit", row.to_stage, 4 / row.to, dtype));
+        CHECK(t.e.load_checkpoint(folder.str()));
+        return trained(t, 3);
+      });
+      CHECK(differing(entire, after) == "");
+      const std::pair<const char*, const char*> others[] = {{"AdamW", "optimizer.exp_avg.b.weight"},
+                                                            {"Lion8bit", "optimizer.exp_avg_sq_codes.b.weight"}};
+      for (const auto& [type, text] : others)
+        CHECK_ERROR(
+            on_ranks(1, [&, type = type](int) { NetTrainer(with(type, 0, 4, dtype)).e.load_checkpoint(folder.str()); }),
+            text);
     }
   }
 }
@@ -166,15 +158,13 @@ TEST_CASE("8 bits: checkpoints go to other ranks and stages with the same bits, 
 TEST_CASE("8 bits: the loss after 200 steps is within 1 % of f32's") {
   const OnCpu on_cpu;
   const auto loss = [](const char* type) {
-    Config c = with(type, 0, 1);
-    c.optimizer.params = data::parse_json(R"({"lr": 0.0003})", "params");
     return on_ranks<double>(1, [&](int) {
-      Run run(c);
+      NetTrainer t(with(type, 0, 1, f32, R"({"lr": 0.0003})"));
       double sum = 0;
       for (int step = 0; step < 200; ++step) {
-        const Variable out = loss_of_micro_batch(run.e, step, 0);
-        run.e.backward(out);
-        run.e.step();
+        const Variable out = loss_of_micro_batch(t.e, step, 0);
+        t.e.backward(out);
+        t.e.step();
         if (step >= 180) sum += out.item() / 20;
       }
       return sum;
@@ -186,27 +176,22 @@ TEST_CASE("8 bits: the loss after 200 steps is within 1 % of f32's") {
 
 TEST_CASE("states of other shapes: impossible conversions are rejected with the reason") {
   const OnCpu on_cpu;
-  const auto refused = [](const std::string& plan, const char* text) {
-    return message([&] { engine::check_plan(engine::read_config(text), parallel::parse_plan(plan), {}); });
+  const auto check = [](const std::string& plan, const char* text, const char* said) {
+    CHECK_ERROR(engine::check_plan(engine::read_config(text), parallel::parse_plan(plan), {}), said);
   };
-  CHECK(contains(refused("tp2", R"({"optimizer": {"type": "AdamW8bit"}})"), "leave tp out, or use AdamW"));
-  const char* const lamb = R"({"optimizer": {"type": "Lamb"}})";
-  CHECK(contains(refused("dp2+tp2", lamb), "needs whole matrices, which tp2 shards; leave tp out"));
-  CHECK(refused("pp2", lamb) == "(no error)");
-  CHECK(contains(refused("dp2", R"({"optimizer": {"type": "Lion8bit"}, "zero_optimization": {"stage": 2,
-      "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})"),
-                 "offload to cpu, or use Lion"));
-  CHECK(contains(
-      message([] { engine::read_config(R"({"optimizer": {"type": "AdamW8bit", "params": {"amsgrad": true}}})"); }),
-      "no form in 8 bits"));
-  const std::string of_file = message([] {
-    on_ranks<int>(1, [](int) {
-      Net net;
-      optim::AdamW8bit optimizer(net.parameters(), {});
-      zero::Zero(net, optimizer,
-                 {.stage = 2, .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder}});
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(of_file, "offload to nvme stores f32"), of_file);
+  check("tp2", R"({"optimizer": {"type": "AdamW8bit"}})", "leave tp out, or use AdamW");
+  check("dp2", R"({"optimizer": {"type": "Lion8bit"}, "zero_optimization": {"stage": 2,
+      "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}})",
+        "offload to cpu, or use Lion");
+  CHECK_ERROR(engine::read_config(R"({"optimizer": {"type": "AdamW8bit", "params": {"amsgrad": true}}})"),
+              "no form in 8 bits");
+  CHECK_ERROR(on_ranks(1,
+                       [](int) {
+                         Net net;
+                         optim::AdamW8bit optimizer(net.parameters(), {});
+                         zero::Zero(
+                             net, optimizer,
+                             {.stage = 2, .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder}});
+                       }),
+              "offload to nvme stores f32");
 }

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "autograd/autocast.h"
-#include "base/threads.h"
 #include "data/safetensors.h"
 #include "extensions/quantization/cpu/quantized.h"
 #include "extensions/quantization/tests/models.h"
@@ -15,6 +14,7 @@
 #include "tests/messages.h"
 #include "tests/ranks.h"
 #include "tests/temp_dir.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -77,7 +77,6 @@ TEST_CASE("quantised: codes, sums and outputs equal the golden file") {
 }
 
 TEST_CASE("quantised: bits do not depend on kernels, batch or threads, and sums are right") {
-  const int threads = get_threads();
   for (const Shape& shape : {Shape{37, 96}, {70, 50}, {1, 1}, {33, 1100}, {300, 600}})
     for (const QuantFormat format : formats)
       for (const double threshold : {-1.0, 0.0, 1.5}) {
@@ -89,7 +88,7 @@ TEST_CASE("quantised: bits do not depend on kernels, batch or threads, and sums 
         const Tensor w = randn({out, in}), x = randn({32, in}), b = randn({out});
         const Quantized q = quantize(w, format);
         const QuantMatmulArgs matmul_args{.dynamic = threshold >= 0, .threshold = std::max(0.0, threshold)};
-        set_threads(1);
+        const Threads one(1);
         const Tensor y = linear(x, q, b, matmul_args);
         const Tensor wanted = linear(x.to(f64), dequantize(q).to(f64), b.to(f64));
         CHECK(difference_of(y, wanted) <= (matmul_args.dynamic ? 0.05 : 2e-6));
@@ -100,9 +99,8 @@ TEST_CASE("quantised: bits do not depend on kernels, batch or threads, and sums 
             CHECK_MESSAGE(equal(linear(x.narrow(0, 3, rows), q, b, matmul_args), y.narrow(0, 3, rows).contiguous()),
                           path, ", ", rows, " rows");
         }
-        set_threads(3);
+        const Threads three(3);
         CHECK(equal(linear(x, q, b, matmul_args), y));
-        set_threads(threads);
       }
 }
 
@@ -112,7 +110,6 @@ TEST_CASE("quantised: weights of any magnitude keep as many digits") {
   const auto error_of = [](const Tensor& got, const Tensor& wanted) {
     return norm(got.to(f64) - wanted.to(f64)).item() / norm(wanted.to(f64)).item();
   };
-  const int threads = get_threads();
   for (const QuantFormat format : formats) {
     const double usual = error_of(dequantize(quantize(unit, format)), unit);
     CHECK(usual < (format == QuantFormat::group4 ? 0.1 : 0.0065));
@@ -135,9 +132,8 @@ TEST_CASE("quantised: weights of any magnitude keep as many digits") {
         CHECK_MESSAGE((equal(linear(x, wide), y) && equal(dequantize(wide), dequantize(q))), path);
         CHECK_MESSAGE(equal(linear(x.narrow(0, 0, 1), wide), y.narrow(0, 0, 1).contiguous()), path);
       }
-      set_threads(3);
+      const Threads three(3);
       CHECK(equal(quantize(w, format).scales, q.scales));
-      set_threads(threads);
     }
     if (format == QuantFormat::row8) continue;
     // Besides ordinary groups: one of small values, one of zeros, and one whose values differ by a factor of 10^30.
@@ -279,12 +275,11 @@ TEST_CASE("quantize: a model of codes is cut over ranks") {
                       ranks);
     }
   }
-  const auto narrow = [](int) {
+  on_ranks(2, [](int) {
     nn::GPT model({.vocab = 50, .context = 8, .layers = 1, .width = 48, .heads = 4});
     nn::quantize(model);
-    return message([&] { tensor_parallel::apply(model, dist::world()); });
-  };
-  CHECK(contains(on_ranks<std::string>(2, narrow)[0], "quantise it by row8"));
+    CHECK_ERROR(tensor_parallel::apply(model, dist::world()), "quantise it by row8");
+  });
 }
 
 TEST_CASE("quantize: codes saved to a file load into a model with floating-point weights") {
