@@ -148,8 +148,7 @@ TEST_CASE("transformer: invalid arguments are rejected") {
   TransformerDecoderLayer decoder(small_layer());
   MaskedAttention attention({.embed = 8, .heads = 2, .cross = false});
   const Variable x(zeros({5, 3, 8})), other(zeros({5, 3, 8}));
-  CHECK_ERROR(TransformerEncoderLayer({.width = 8, .heads = 3}),
-              "[TransformerEncoderLayer] expected heads to divide width 8, got 3");
+  CHECK_REJECTED(TransformerEncoderLayer, ({.width = 8, .heads = 3}), "heads to divide width 8, got 3");
   CHECK_ERROR(TransformerDecoderLayer({.width = 0, .heads = 1}), "expected width and inner > 0, got 0");
   CHECK_ERROR(layer(zeros({5, 3, 7})), "[TransformerEncoderLayer] expected input (T, B, 8) or (T, 8), got (5, 3, 7)");
   CHECK_ERROR(layer(x, {.mask = zeros({4, 4})}), "[MaskedAttention] expected a mask (5, 5) or (6, 5, 5), got (4, 4)");
@@ -158,7 +157,7 @@ TEST_CASE("transformer: invalid arguments are rejected") {
   CHECK_ERROR(decoder(x, zeros({4, 2, 8})), "[TransformerDecoderLayer] expected memory like the input (5, 3, 8)");
   CHECK_ERROR(attention(x, other, other), "set Options::cross for other sequences");
   CHECK_ERROR(attention(x, x, Variable(zeros({5, 4, 8}))), "expected query (B, T, 8) and key and value (B, S, 8)");
-  CHECK_ERROR(MaskedAttention({.embed = 8, .heads = 3}), "[MaskedAttention] expected heads to divide embed 8");
+  CHECK_REJECTED(MaskedAttention, ({.embed = 8, .heads = 3}), "heads to divide embed 8");
   CHECK_ERROR(MaskedAttention({.embed = 8, .heads = 2, .causal = true, .window = 3}),
               "expected window 0 for attention to other sequences, got 3");
   CHECK_ERROR(attention.share_sequence(std::make_shared<SequencePart>()), "does not support context parallelism");

@@ -333,13 +333,12 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
   CHECK_ERROR(cell(zeros({2, 3}), zeros({3, 4})), "[GRUCell] expected h of shape (2, 4) for input (2, 3), got (3, 4)");
   CHECK_ERROR(LSTMCell({.input = 3, .hidden = 4})(zeros({2, 3}), zeros({2, 4})),
               "expected both states, h and c, or neither");
-  CHECK_ERROR(GRU({.input = 3, .hidden = 0}), "[GRU] expected input, hidden and layers > 0, got 3, 0 and 1");
-  CHECK_ERROR(RNN({.input = 3, .hidden = 2, .dropout = 1.5}), "[RNN] expected dropout in [0, 1], got 1.5");
-  CHECK_ERROR(LSTM({.input = 3, .hidden = 4, .proj_size = 4}),
-              "[LSTM] expected proj_size in [0, 4), below hidden, got 4");
-  CHECK_ERROR(pack_padded_sequence(x, {5, 0}), "[pack_padded_sequence] expected lengths from 1 to 5, got 0");
-  CHECK_ERROR(pack_padded_sequence(x, {6, 1}), "[pack_padded_sequence] expected lengths from 1 to 5, got 6");
-  CHECK_ERROR(pack_padded_sequence(x, {5}), "[pack_padded_sequence] expected 2 lengths for input (5, 2, 3), got 1");
+  CHECK_REJECTED(GRU, ({.input = 3, .hidden = 0}), "input, hidden and layers > 0, got 3, 0 and 1");
+  CHECK_REJECTED(RNN, ({.input = 3, .hidden = 2, .dropout = 1.5}), "dropout in [0, 1], got 1.5");
+  CHECK_REJECTED(LSTM, ({.input = 3, .hidden = 4, .proj_size = 4}), "proj_size in [0, 4), below hidden, got 4");
+  CHECK_REJECTED(pack_padded_sequence, (x, {5, 0}), "lengths from 1 to 5, got 0");
+  CHECK_REJECTED(pack_padded_sequence, (x, {6, 1}), "lengths from 1 to 5, got 6");
+  CHECK_REJECTED(pack_padded_sequence, (x, {5}), "2 lengths for input (5, 2, 3), got 1");
   CHECK_ERROR(pack_padded_sequence(x, {2, 5}),
               "got a longer sequence behind a shorter one; sort the sequences, or set enforce_sorted");
   CHECK_ERROR(pad_packed_sequence(pack_padded_sequence(x, {5, 2}), {.total_length = 4}),

@@ -53,26 +53,18 @@ TEST_CASE("zero: a penalty of an LSTM's gradient has the same bits under DDP and
 
 TEST_CASE("zero: LSTMs have the same bits under DDP, every stage and checkpoints") {
   const OnCpu on_cpu;  // the ranks have no GPU
-  struct {
-    const char* name;
-    MakeModel make;
-  } rows[] = {
-      {"LSTM by its output", [] { return std::make_unique<SmallTagger>(false); }},
-      {"LSTM by its states", [] { return std::make_unique<SmallTagger>(true); }},
-  };
-  for (const auto& [name, make] : rows) {
-    CAPTURE(std::string(name));
-    check_same_bits(make, true);
-  }
+  check_each_same_bits(
+      {
+          {"LSTM by its output", [] { return std::make_unique<SmallTagger>(false); }},
+          {"LSTM by its states", [] { return std::make_unique<SmallTagger>(true); }},
+      },
+      true);
 }
 
 TEST_CASE("zero: every recurrent layer has the same bits under DDP and every stage") {
   const OnCpu on_cpu;  // the ranks have no GPU
   const auto pack = [](const Variable& x) { return nn::pack_padded_sequence(x, {5, 3, 3, 1}); };
-  struct {
-    const char* name;
-    MakeModel make;
-  } rows[] = {
+  check_each_same_bits({
       {"RNN",
        between([] { return nn::RNN({.input = 6, .hidden = 7, .layers = 2, .relu = true, .bidirectional = true}); }, 14,
                [](nn::RNN& l, const Variable& x) { return mean(l(x).output, {0}); })},
@@ -83,9 +75,5 @@ TEST_CASE("zero: every recurrent layer has the same bits under DDP and every sta
       {"LSTM, packed", between([] { return nn::LSTM({.input = 6, .hidden = 7, .proj_size = 3}); }, 7,
                                [=](nn::LSTM& l, const Variable& x) { return l(pack(x)).c[0]; })},
       {"cells", between([] { return Cells(); }, 6, [](Cells& l, const Variable& x) { return l(x); })},
-  };
-  for (const auto& [name, make] : rows) {
-    CAPTURE(std::string(name));
-    check_same_bits(make);
-  }
+  });
 }
