@@ -22,9 +22,9 @@ struct OpRow {
 };
 
 /// The row of an expression of x[0], x[1] and so on, whose shapes follow.
-#define OP_ROW(expression, ...)                                                               \
-  {                                                                                           \
-#expression, {__VA_ARGS__ }, [=]([[maybe_unused]] const Inputs& x) { return expression; } \
+#define OP_ROW(expression, ...)                                                        \
+  {                                                                                    \
+#expression, {__VA_ARGS__ }, [=](const lockstep::Inputs& x) { return expression; } \
   }
 
 /// Checks the first and second derivatives of a row, at contiguous inputs, at views, and for one input at a time.

@@ -65,14 +65,8 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   net.to(f32).train();
   optim::AdamW optimizer(net.parameters(), {.lr = 3e-2});
   const Tensor images = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
-  double first = 0, last = 0;
-  for (int step = 0; step < 60; ++step) {
-    const Variable loss = cross_entropy(net(images, bag_index(), bag_offsets()), target);
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
+  const auto [first, last] = testing::first_and_last(
+      optimizer, 60, [&] { return cross_entropy(net(images, bag_index(), bag_offsets()), target); });
   CHECK(last < 0.2 * first);
   // After training, the normalized weight still has a largest singular value of 1.
   auto& conv = dynamic_cast<Parametrized<Conv2d, SpectralNorm>&>(net.image[0]);
@@ -192,6 +186,7 @@ TEST_CASE("layers: 16 bits are near f32") {
 TEST_CASE("layers: invalid options are rejected") {
   const Tensor index = bag_index();
   const auto offsets = [](std::initializer_list<int64_t> at) { return Tensor::from<int64_t>(at); };
+  EmbeddingBag bag({.num = 5, .dim = 2}), summed({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum});
   CHECK_REJECTED(PReLU, ({.channels = 0}), "channels > 0, got 0");
   CHECK_REJECTED(PReLU, ({.channels = 3})(zeros({2, 4})), "input (N, 3, ...), got (2, 4)");
   CHECK_REJECTED(PReLU, ({.channels = 3})(zeros({3})), "input (N, 3, ...), got (3)");
@@ -220,23 +215,18 @@ TEST_CASE("layers: invalid options are rejected") {
   CHECK_REJECTED(InstanceNorm1d, ({.channels = 3})(zeros({2, 3, 5, 5})), "3-dimensional input");
   CHECK_ERROR(InstanceNorm1d({.channels = 3})(zeros({2, 3, 1})), "expected more than 1 value per channel");
   CHECK_ERROR(EmbeddingBag({.num = 0, .dim = 2}), "expected sizes > 0, got num 0");
-  CHECK_REJECTED(EmbeddingBag, ({.num = 5, .dim = 2})(index), "offsets with an index of one dim");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1}), offsets({0})),
-              "and none with (bags, n), got (5, 1)");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1, 1})),
-              "expected index (n) with offsets, or (bags, n)");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, zeros({2})), "expected offsets i64 (bags), got f32 (2)");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({1, 2})),
-              "expected non-decreasing offsets from 0 up to");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 3, 2})), "up to 5, the number of indices");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 6})), "up to 5, the number of indices");
+  CHECK_ERROR_BEGINS(bag(index), "[EmbeddingBag] expected offsets with an index of one dim");
+  CHECK_ERROR(bag(index.view({5, 1}), offsets({0})), "and none with (bags, n), got (5, 1)");
+  CHECK_ERROR(bag(index.view({5, 1, 1})), "expected index (n) with offsets, or (bags, n)");
+  CHECK_ERROR(bag(index, zeros({2})), "expected offsets i64 (bags), got f32 (2)");
+  CHECK_ERROR(bag(index, offsets({1, 2})), "expected non-decreasing offsets from 0 up to");
+  CHECK_ERROR(bag(index, offsets({0, 3, 2})), "up to 5, the number of indices");
+  CHECK_ERROR(bag(index, offsets({0, 6})), "up to 5, the number of indices");
   CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2, .last_offset = true})(index, offsets({0, 3})), "which is the last one");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0}), ones({5})), "and mode sum");
+  CHECK_ERROR(bag(index, offsets({0}), ones({5})), "and mode sum");
   CHECK_REJECTED(EmbeddingBag, ({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}), ones({4})),
                  "weights of index's shape (5) in f32 and mode sum, got (4) in f32");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}),
-                                                                                  ones({5}, {.dtype = f64})),
-              "got (5) in f64");
+  CHECK_ERROR(summed(index, offsets({0}), ones({5}, {.dtype = f64})), "got (5) in f64");
   CHECK_ERROR(weight_norm(Linear({.in = 2, .out = 2}), {.dim = 2}), "[WeightNorm]");
   CHECK_ERROR(weight_norm(RMSNorm({.size = 4})),
               "[WeightNorm] expected a layer with a weight of at least 2 dims, got (4)");

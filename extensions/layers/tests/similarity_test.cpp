@@ -50,14 +50,8 @@ TEST_CASE("similarity: gradients of a model of all layers, and it learns") {
   net.to(f32);
   optim::AdamW optimizer(net.parameters(), {.lr = 3e-2});
   const Tensor rows = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
-  double first = 0, last = 0;
-  for (int step = 0; step < 60; ++step) {
-    const Variable loss = cross_entropy(net(rows, word_index(), word_offsets()), target);
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
+  const auto [first, last] = testing::first_and_last(
+      optimizer, 60, [&] { return cross_entropy(net(rows, word_index(), word_offsets()), target); });
   CHECK(last < 0.2 * first);
 }
 

@@ -8,6 +8,7 @@
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
+#include "tests/nn/properties.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
@@ -34,19 +35,14 @@ TEST_CASE("transformer: a source copied backwards is learnt") {
   for (Module* m : std::initializer_list<Module*>{&model, &source_table, &target_table, &head})
     for (const Variable& p : m->parameters()) parameters.push_back(p);
   optim::Adam optimizer(parameters, {.lr = 5e-3});
-  double first = 0, last = 0;
-  for (int step = 0; step < (runs_on_cpu() ? 150 : 5); ++step) {
+  const auto [first, last] = testing::first_and_last(optimizer, runs_on_cpu() ? 150 : 5, [&] {
     const Tensor source = randint(0, words, {tokens, batch}),
                  target = index_select(source, 0, arange(tokens - 1, -1, -1));
     const Tensor before = cat({full({1, batch}, double(words), {.dtype = i64}), target.narrow(0, 0, tokens - 1)}, 0);
     const Variable y =
         model(source_table(source) + places, target_table(before) + places, {.target = {.causal = true}});
-    const Variable loss = cross_entropy(head(y).reshape({tokens * batch, words}), target.reshape({-1}));
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
+    return cross_entropy(head(y).reshape({tokens * batch, words}), target.reshape({-1}));
+  });
   CHECK(first > 1.5);
   CHECK(last < (runs_on_cpu() ? 0.2 : first));
 }

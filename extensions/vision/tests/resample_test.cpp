@@ -132,42 +132,29 @@ TEST_CASE("resample: known properties") {
 TEST_CASE("resample: the same bits on any number of threads") {
   manual_seed(33);
   const Tensor x = randn({3, 5, 37, 41});
-  struct Row {
-    const char* name;
-    std::function<Variable(const Variable&)> fn;
-  } rows[] = {
-      {"up",
-       [](auto& v) {
-         return interpolate(v, {.size = {90, 83}, .mode = Resampling::linear});
-       }},
-      {"down",
-       [](auto& v) {
-         return interpolate(v, {.size = {9, 23}, .mode = Resampling::cubic});
-       }},
-      {"grid",
-       [](auto& v) {
-         return grid_sample(v, affine_grid(full({3, 2, 3}, 0.4), {3, 1, 40, 40}));
-       }},
+  const InterpolateOptions up{.size = {90, 83}, .mode = Resampling::linear},
+      down{.size = {9, 23}, .mode = Resampling::cubic};
+  const Variable grid = affine_grid(full({3, 2, 3}, 0.4), {3, 1, 40, 40});
+  const Tensor kernel = full({2, 3, 3, 3, 3}, 0.1);
+  const std::pair<const char*, std::function<Variable(const Variable&)>> rows[] = {
+      {"up", [&](auto& v) { return interpolate(v, up); }},
+      {"down", [&](auto& v) { return interpolate(v, down); }},
+      {"grid", [&](auto& v) { return grid_sample(v, grid); }},
       {"unfold",
        [](auto& v) {
-         return unfold(v, {.kernel = {3, 3}});
+         return unfold(v, UnfoldOptions{.kernel = {3, 3}});
        }},
-      {"conv3d",
-       [](auto& v) {
-         return conv3d(v.unsqueeze(0), full({2, 3, 3, 3, 3}, 0.1));
-       }},
+      {"conv3d", [&](auto& v) { return conv3d(v.unsqueeze(0), kernel); }},
   };
-  for (const Row& row : rows) {
-    CAPTURE(row.name);
-    Tensor out, grad;
-    for (const int n : {1, 2, 3, 7}) {
-      const Threads threads(n);
-      const Variable v(x, true), y = row.fn(v);
-      sum(square(y)).backward();
-      if (!out.defined()) out = y.tensor(), grad = v.grad();
-      CHECK(equal(out, y.tensor()));
-      CHECK(equal(grad, v.grad()));
-    }
+  for (const auto& [name, fn] : rows) {
+    CAPTURE(name);
+    check_threads(
+        [&, &run = fn] {
+          const Variable v(x, true), y = run(v);
+          sum(square(y)).backward();
+          return std::vector{y.tensor(), v.grad()};
+        },
+        {2, 3, 7});
   }
 }
 
