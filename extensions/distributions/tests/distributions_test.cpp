@@ -283,35 +283,21 @@ TEST_CASE("distributions: a gamma variate moves with its shape so that the proba
   CHECK(log_gamma_sample_grad(numbers({1e-5}), numbers({-1e5})).item() ==
         doctest::Approx((-0.5772 + 1e5) / 1e-5).epsilon(1e-4));
   CHECK(std::isfinite(log_gamma_sample_grad(numbers({0.5}), numbers({std::log(700.0)})).item()));
-  // E[x] = a / rate, and E[x^2]: gradients of sample means match the gradients of the moments.
+  // Gradients of means of samples match the gradients of the moments: E[x] = a / rate, and E[x^2].
   manual_seed(3);
-  const Variable a = leaf({0.3, 1.5, 20}), rate = leaf({1, 2, 0.5});
-  const auto moment = [](const Tensor& grad) { return grad.to_vector<double>(); };
-  sum(mean(Gamma(a, rate).rsample({400000}), {0})).backward();
-  const auto by_a = moment(a.grad()), by_rate = moment(rate.grad());
-  for (size_t i = 0; i < 3; ++i) {
-    const double shape = a.tensor().to_vector<double>()[i], speed = rate.tensor().to_vector<double>()[i];
-    CHECK(by_a[i] == doctest::Approx(1 / speed).epsilon(0.02));
-    CHECK(by_rate[i] == doctest::Approx(-shape / (speed * speed)).epsilon(0.02));
-  }
-  const Variable one = leaf({0.6, 3}), zero = leaf({0.9, 2});
-  const auto expected = [](const Inputs& p) {
-    return sum(square(Beta(p[0], p[1]).mean()) + Beta(p[0], p[1]).variance());
+  const auto check_means = [](const Inputs& p, const Variable& sampled, const Variable& exact, double within) {
+    const std::vector<Variable> got = grad(sum(mean(sampled, {0})), p), wanted = grad(sum(exact), p);
+    for (size_t k = 0; k < p.size(); ++k) {
+      const auto some = got[k].tensor().to_vector<double>(), all = wanted[k].tensor().to_vector<double>();
+      for (size_t i = 0; i < some.size(); ++i) CHECK(some[i] == doctest::Approx(all[i]).epsilon(within));
+    }
   };
-  expected({one, zero}).backward();
-  const auto wanted = moment(one.grad()), wanted0 = moment(zero.grad());
-  one.grad().zero_(), zero.grad().zero_();
-  sum(mean(square(Beta(one, zero).rsample({400000})), {0})).backward();
-  for (size_t i = 0; i < 2; ++i) {
-    CHECK(one.grad().to_vector<double>()[i] == doctest::Approx(wanted[i]).epsilon(0.03));
-    CHECK(zero.grad().to_vector<double>()[i] == doctest::Approx(wanted0[i]).epsilon(0.03));
-  }
-  const Variable c = leaf({0.5, 2, 4});
-  (sum(Dirichlet(c).mean() * Variable(numbers({1, 5, -2})))).backward();
-  const auto by_c = moment(c.grad());
-  c.grad().zero_();
-  sum(mean(Dirichlet(c).rsample({400000}), {0}) * Variable(numbers({1, 5, -2}))).backward();
-  for (size_t i = 0; i < 3; ++i) CHECK(c.grad().to_vector<double>()[i] == doctest::Approx(by_c[i]).epsilon(0.03));
+  const Variable a = leaf({0.3, 1.5, 20}), rate = leaf({1, 2, 0.5}), one = leaf({0.6, 3}), zero = leaf({0.9, 2}),
+                 c = leaf({0.5, 2, 4}), weights(numbers({1, 5, -2}));
+  check_means({a, rate}, Gamma(a, rate).rsample({400000}), a / rate, 0.02);
+  const Beta beta(one, zero);
+  check_means({one, zero}, square(beta.rsample({400000})), square(beta.mean()) + beta.variance(), 0.03);
+  check_means({c}, Dirichlet(c).rsample({400000}) * weights, Dirichlet(c).mean() * weights, 0.03);
 }
 
 TEST_CASE("distributions: kl_divergence is the mean of the difference of log_prob, and 0 of one and the same") {
