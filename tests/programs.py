@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-APPS = pathlib.Path(sys.argv[1]).resolve() / "apps"  # in the build folder
+APPS = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve() / "apps"  # in the build folder
 # variables that a launcher around a test would pass on
 OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 RECOMPUTE = ["--set", "activation_checkpointing.enabled=true"]  # recomputes blocks in backward

@@ -49,8 +49,7 @@ TEST_CASE("einsum") {
   }
 }
 
-TEST_CASE("einsum: integers in every dtype") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "einsum: integers in every dtype") {
   for (const DType dtype : {i64, i32, i8, u8}) {
     const Tensor a = remainder(arange(350, {.dtype = i64}) * 7919, 251).to(dtype).reshape({5, 70}),
                  b = remainder(arange(2310, {.dtype = i64}) * 7907, 251).to(dtype).reshape({70, 33});

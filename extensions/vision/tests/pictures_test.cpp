@@ -71,8 +71,7 @@ struct PeakMemory {
 
 }  // namespace
 
-TEST_CASE("pictures: files are read as Pillow reads them") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: files are read as Pillow reads them") {
   const auto expected = arrays_of("files.safetensors");
   int read = 0;
   for (const auto& entry : expected) {
@@ -88,8 +87,7 @@ TEST_CASE("pictures: files are read as Pillow reads them") {
   CHECK(read == 16);
 }
 
-TEST_CASE("pictures: modes") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: modes") {
   const auto of = [](const char* name, ImageMode mode) {
     return read_image(golden(str("pictures/", name)), {.mode = mode});
   };
@@ -104,8 +102,7 @@ TEST_CASE("pictures: modes") {
   CHECK(of("palette.png", ImageMode::gray_alpha).size(0) == 2);
 }
 
-TEST_CASE("pictures: PNG comes back as it was written") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: PNG comes back as it was written") {
   TempDir dir;
   for (int64_t channels = 1; channels <= 4; ++channels)
     for (const auto& [h, w] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 33}}) {
@@ -122,8 +119,8 @@ TEST_CASE("pictures: PNG comes back as it was written") {
   CHECK_REJECTED(encode_png, (ramp(1, 1, 1), 10), "a compression from 0 to 9, got 10");
 }
 
-TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to nearly the same picture") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu,
+                  "pictures: JPEG files are byte for byte those of Pillow, and decode to nearly the same picture") {
   const auto expected = arrays_of("written.safetensors");
   int written = 0;
   for (const std::string kind : {"gray", "rgb"})
@@ -182,8 +179,7 @@ TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to
   CHECK(read_image(dir / "a.jpg").shape() == Shape{3, 64, 33});  // the old file is kept
 }
 
-TEST_CASE("pictures: with any byte damaged, decoding gives an Error of one line, or a picture") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: with any byte damaged, decoding gives an Error of one line, or a picture") {
   int rejected = 0, all = 0;
   for (const char* name : {"gray.png", "palette_alpha.png", "rgba.png", "interlaced.png", "gray.jpg", "exif.jpg",
                            "progressive.jpg", "cmyk.jpg"}) {
@@ -216,8 +212,7 @@ TEST_CASE("pictures: with any byte damaged, decoding gives an Error of one line,
   CHECK_ERROR(read_image(golden("pictures/bad_cut.jpg")), "bad_cut.jpg: ");
 }
 
-TEST_CASE("pictures: limits are checked before memory is allocated") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: limits are checked before memory is allocated") {
   const std::string png = text_of(golden("pictures/rgb.png"));
   CHECK_ERROR(decode_image(as_bytes(png), "f", {.max_pixels = 142}),
               "[png] f: expected at most 142 pixels, got 11 x 13; shrink it, or raise ImageOptions::max_pixels");
@@ -234,8 +229,7 @@ TEST_CASE("pictures: limits are checked before memory is allocated") {
   CHECK_ERROR(read_image("/nowhere.png"), "[file] cannot open /nowhere.png");
 }
 
-TEST_CASE("pictures: text chunks of a PNG are skipped, not decompressed") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: text chunks of a PNG are skipped, not decompressed") {
   const std::string png = text_of(golden("pictures/rgb.png"));
   std::string content("a\0\0", 3), chunks;
   const std::string long_text(7900000, 'a');
@@ -254,8 +248,7 @@ TEST_CASE("pictures: text chunks of a PNG are skipped, not decompressed") {
   CHECK(PeakMemory::now() - before < 64 << 20);  // the 30 texts would take 237 MB
 }
 
-TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: a JPEG has limits of pixels, memory and scans") {
   const auto error = [](const std::string& file) { return error_of([&] { decode_image(as_bytes(file), "f"); }); };
   CHECK(error(arithmetic_jpeg(10000, 10000, 1, 1)) ==
         "[jpeg] f: expected at most 89478485 pixels, got 10000 x 10000; shrink it, or raise ImageOptions::max_pixels");
@@ -265,8 +258,7 @@ TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
   CHECK(error(arithmetic_jpeg(29, 29, 1, 300)).empty());
 }
 
-TEST_CASE("pictures: transforms match torchvision") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: transforms match torchvision") {
   const auto expected = arrays_of("transforms.safetensors");
   const auto crop_to = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return CenterCrop{h, w}(x); }; };
   const auto resized = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return resize(x, h, w); }; };
@@ -320,8 +312,7 @@ TEST_CASE("pictures: transforms match torchvision") {
   CHECK(expected.at("shorter_8_u8").to_vector<int64_t>() == std::vector<int64_t>{3, 8, 10});
 }
 
-TEST_CASE("pictures: edge cases and rejected files") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: edge cases and rejected files") {
   const Tensor u = ramp(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
   CHECK(picture_difference(rotate(u, 0), u) == 0);
   CHECK(picture_difference(autocontrast(flat), flat) == 0);
@@ -342,8 +333,7 @@ TEST_CASE("pictures: edge cases and rejected files") {
   CHECK_ERROR(rotate(u, INFINITY), "[affine] expected finite coefficients");
 }
 
-TEST_CASE("ImageFolder: classes and pictures in order") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "ImageFolder: classes and pictures in order") {
   TempDir dir;
   const auto put = [&](const std::string& name, int value) {
     std::filesystem::create_directories(std::filesystem::path(dir / name).parent_path());

@@ -46,8 +46,7 @@ Compose everything() {
 
 }  // namespace
 
-TEST_CASE("transforms: the same bits for any workers, and after a resume in the middle of an epoch") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "transforms: the same bits for any workers, and after a resume in the middle of an epoch") {
   const auto mixed = [](std::vector<Example> samples) { return MixUp{.classes = 23}(collate(samples)); };
   const auto pasted = [](std::vector<Example> samples) { return CutMix{.classes = 23}(collate(samples)); };
   for (const std::function<Example(std::vector<Example>)>& joined :
@@ -85,8 +84,7 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
   }
 }
 
-TEST_CASE("transforms: a transform does not change the numbers that the next one draws") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "transforms: a transform does not change the numbers that the next one draws") {
   const Tensor u = arange(3 * 8 * 8).to(u8).reshape({3, 8, 8});
   manual_seed(3);
   RandomHorizontalFlip{.p = 0}(u);
@@ -96,8 +94,7 @@ TEST_CASE("transforms: a transform does not change the numbers that the next one
   CHECK(random_state() == first);
 }
 
-TEST_CASE("transforms: random numbers lie in their ranges") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "transforms: random numbers lie in their ranges") {
   manual_seed(11);
   const Tensor u = arange(1 * 9 * 10).to(u8).reshape({1, 9, 10});
   std::set<int64_t> corners;
@@ -138,8 +135,7 @@ TEST_CASE("transforms: random numbers lie in their ranges") {
   CHECK_REJECTED(Compose, ({nullptr}), "transforms, got none as number 0");
 }
 
-TEST_CASE("transforms: mixed batches") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "transforms: mixed batches") {
   manual_seed(4);
   const Tensor x = arange(4 * 2 * 6 * 5).to(f32).reshape({4, 2, 6, 5}), y = Tensor::from<int64_t>({2, 0, 2, 1});
   const Tensor rolled = cat({x.narrow(0, 3, 1), x.narrow(0, 0, 3)}, 0);  // each sample's partner

@@ -23,8 +23,7 @@ struct Volumes : nn::Layer<Volumes> {
 
 }  // namespace
 
-TEST_CASE("zero: 3-d and transposed convolutions have the same bits under DDP and every stage") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "zero: 3-d and transposed convolutions have the same bits under DDP and every stage") {
   check_each_same_bits({
       {"volumes", [] { return std::make_unique<Volumes>(); }},
       {"Conv3d", of_channels<nn::Conv3d>({.in = 1, .out = 7, .kernel = 2}, {4, 1, 2, 3, 5}, 7)},
