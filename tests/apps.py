@@ -16,6 +16,7 @@ from programs import APPS, RECOMPUTE, began, changed, check, disturbed, finish, 
 
 
 with workplace() as (d, text):
+    os.environ["LOCKSTEP_TIMEOUT"] = "120"
     tiny = ["--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 4, "--warmup", 5, "--eval-every", 10, "--dropout", 0.1, "--json"]
 
     for app in ("gpt", "mlp", "cnn"):
@@ -77,8 +78,7 @@ with workplace() as (d, text):
     cpu, contiguous = ([word for key in keys for word in ("--set", f"activation_checkpointing.{key}")] for keys in (["cpu_checkpointing=true"], ["partition_activations=true", "contiguous_memory_optimization=true", "number_checkpoints=2"]))
     for options in ([], cpu, contiguous):
         works(f"checkpointed blocks {options}: the same loss", ["gpt", "train", *deep, "--steps", 6, *RECOMPUTE, *options], lambda r: result(r)["val_loss"] == result(plain)["val_loss"])
-    timed = run("gpt", "train", *tiny[:-1], "--steps", 3, *RECOMPUTE, "--set", "activation_checkpointing.profile=true", "--set", "steps_per_print=1")
-    check("activation_checkpointing.profile", timed.returncode == 0 and "backward ms" in timed.stderr and "blocks.0" in timed.stderr, timed.stdout + timed.stderr)
+    works("activation_checkpointing.profile", ["gpt", "train", *tiny[:-1], "--steps", 3, *RECOMPUTE, "--set", "activation_checkpointing.profile=true", "--set", "steps_per_print=1"], lambda r: "backward ms" in r.stderr and "blocks.0" in r.stderr)
 
     mlp = ["--epochs", 2, "--samples", 600, "--json", "--seed", 3]
     entire = works("mlp train", ["mlp", "train", *mlp, "--out", d / "mlp"], lambda r: result(r)["test_accuracy"] > 0.5)
@@ -93,8 +93,8 @@ with workplace() as (d, text):
 
     # Ranks. A fixed list of micro-batches gives the same bits however they are distributed: parameters, optimizer,
     # metrics.
-    def on(ranks, *args, **variables):
-        return run("lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:], LOCKSTEP_TIMEOUT="120", **variables)
+    def on(ranks, *args):
+        return ["lockstep", "run", "-n", ranks, "--", APPS / args[0], *args[1:]]
 
     def same_run(name, other):
         return checkpoint(name) == checkpoint(other) and (d / name / "metrics.jsonl").read_text() == (d / other / "metrics.jsonl").read_text()
@@ -106,21 +106,19 @@ with workplace() as (d, text):
             for launch_mode in ("processes", "threads"):
                 name = f"{launch_mode}{ranks}{precision}"
                 args = [*gpt, "--accumulate", 4 // ranks, "--out", d / name]
-                r = on(ranks, *args) if launch_mode == "processes" else run(*args, "--ranks", ranks)
+                r = run(*on(ranks, *args)) if launch_mode == "processes" else run(*args, "--ranks", ranks)
                 check(f"{ranks} {launch_mode} in {precision}: the bits of one process", r.returncode == 0 and same_run(name, f"1x4{precision}"), r.stdout + r.stderr)
                 last = [json.loads(line[line.index("{") :]) for line in r.stdout.splitlines() if "{" in line]
                 check(f"{ranks} {launch_mode} in {precision}: one result, by rank 0", len(last) == 1 and last[0]["ranks"] == ranks and last[0]["val_loss"] == single["val_loss"], r.stdout)
     disturbed([APPS / "lockstep", "run", "-n", 4, "--", APPS / "gpt", "train", *tiny, "--steps", 30, "--save-every", 7, "--out", d / "moved"], (d / "moved/checkpoints/latest").exists, subprocess.Popen.kill)
     entire = run("gpt", "train", *tiny, "--steps", 30, "--accumulate", 4, "--out", d / "whole4")
-    moved = on(2, "gpt", "train", *tiny, "--steps", 30, "--accumulate", 2, "--out", d / "moved", "--resume")
-    check("a run killed on 4 ranks goes on with 2", moved.returncode == 0 and checkpoint("moved") == checkpoint("whole4"), moved.stderr)
+    works("a run killed on 4 ranks goes on with 2", on(2, "gpt", "train", *tiny, "--steps", 30, "--accumulate", 2, "--out", d / "moved", "--resume"), lambda r: checkpoint("moved") == checkpoint("whole4"))
     # Rank 1 dies twice, once before the first checkpoint; the launcher restarts all ranks.
     dying = f'''[ $RANK = 1 ] && case $TORCHELASTIC_RESTART_COUNT in 0) kill -9 $$;; 1) (while [ ! -e "{d}/again/checkpoints/latest" ]; do sleep 0.01; done; kill -9 $$) & esac; exec "$@"'''
     r = run("lockstep", "run", "-n", 2, "--max-restarts", 2, "--restart-pause", 0, "--", "sh", "-c", dying, "sh", APPS / "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "again")
-    calm2 = on(2, "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "calm2")
+    calm2 = run(*on(2, "gpt", "train", *tiny, "--steps", 300, "--save-every", 10, "--out", d / "calm2"))
     check("48: restarted by the launcher: the bits of a calm run", r.returncode == 0 and r.stderr.count("rank 1 was killed by SIGKILL") == 2 and calm2.returncode == 0 and checkpoint("again") == checkpoint("calm2"), r.stdout + r.stderr + calm2.stderr)
-    other = on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume")
-    check("another list of micro-batches is said", other.returncode == 0 and "train_batch_size was 16 and is now 8" in other.stderr, other.stderr)
+    works("another list of micro-batches is said", on(2, "gpt", "train", *tiny, "--steps", 32, "--out", d / "moved", "--resume"), lambda r: "train_batch_size was 16 and is now 8" in r.stderr)
 
     # ZeRO reads and writes the same checkpoints as DDP, at every stage.
     short = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 2, "--dropout", 0.1, "--ranks", 2]
@@ -131,13 +129,12 @@ with workplace() as (d, text):
         works(f"ZeRO {stage}: the checkpoint of DDP", [*short, "--steps", 4, "--plan", f"zero{stage}", "--out", d / f"zero{stage}"], lambda r: checkpoint(f"zero{stage}") == checkpoint("ddp4"))
         shutil.copytree(d / "ddp4", d / f"on{stage}")
         offload = ["none", "cpu", "cpu", f"nvme:{d}"][stage]
-        r = run(*short, "--steps", 7, "--plan", f"zero{stage}", "--offload", offload, "--out", d / f"on{stage}", "--resume")
-        check(f"ZeRO {stage} goes on from DDP's checkpoint", r.returncode == 0 and checkpoint(f"on{stage}") == checkpoint("ddp7") != checkpoint("ddp4"), r.stderr)
+        works(f"ZeRO {stage} goes on from DDP's checkpoint", [*short, "--steps", 7, "--plan", f"zero{stage}", "--offload", offload, "--out", d / f"on{stage}", "--resume"], lambda r: checkpoint(f"on{stage}") == checkpoint("ddp7") != checkpoint("ddp4"))
 
     # 19.2 micro-batches: 9 or 4 steps; the rest is dropped
     mlp = ["mlp", "train", "--epochs", 2, "--samples", 613, "--batch", 32, "--json", "--seed", 3]
     entire = works("mlp with accumulation", [*mlp, "--accumulate", 4, "--out", d / "mlp1x4"], lambda r: result(r)["steps"] == 8)
-    for name, r in {"mlp2x2": on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2"), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1"),
+    for name, r in {"mlp2x2": run(*on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2")), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1"),
                     "mlp zero2": run(*mlp, "--accumulate", 2, "--ranks", 2, "--plan", "zero2", "--out", d / "mlp zero2"), "mlp zero1": run(*mlp, "--accumulate", 2, "--ranks", 2, "--plan", "zero1", "--out", d / "mlp zero1")}.items():
         check(f"{name}: the bits of one process", r.returncode == 0 and same_run(name, "mlp1x4"), r.stdout + r.stderr)
     two = '{"train_micro_batch_size_per_gpu": 2}'
@@ -146,8 +143,7 @@ with workplace() as (d, text):
     refused("a plan that cannot be", ["mlp", "train", "--ranks", 2, "--plan", "pp2+zero2"], "[plan] pp2+zero2 is invalid: ", "The nearest plan that works: ", code=2)
     works("mlp --steps", ["mlp", "train", "--samples", 300, "--batch", 64, "--steps", 3, "--json"], lambda r: result(r)["steps"] == 3)
     refused("more micro-batches than samples", ["mlp", "train", "--samples", 100, "--batch", 64, "--ranks", 2], "at least train_batch_size 128 samples", "got 100")
-    r = on(2, *mlp, "--accumulate", 1, "--out", d / "mlp2x2", "--resume")
-    check("mlp: another list of micro-batches is said", r.returncode == 0 and "train_batch_size was 128 and is now 64" in r.stderr, r.stderr)
+    works("mlp: another list of micro-batches is said", on(2, *mlp, "--accumulate", 1, "--out", d / "mlp2x2", "--resume"), lambda r: "train_batch_size was 128 and is now 64" in r.stderr)
 
     code, out, err = disturbed([APPS / "lockstep", "run", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 100000, "--out", d / "both"], lambda: began(d / "both"), interrupt)
     check("46: Ctrl-C on 2 ranks saves and stops", code == 130 and "stopped at step" in err and "--resume" in err and (d / "both/checkpoints/latest").exists(), out + err)
@@ -172,8 +168,7 @@ with workplace() as (d, text):
     check("and its folder is as it was", (d / "unsaved/config.json").read_text() == before)
     works("resume without a checkpoint begins", ["gpt", "train", *short, "--resume"], lambda r: result(r)["steps"] == 2 and "holds no checkpoint, so --resume begins at step 0" in r.stderr)
     check("what a killed save left is gone", not list((d / "unsaved").glob("*.tmp-*")))
-    r = on(2, *["gpt", "train", *short[:-1], d / "nowhere", "--resume"])
-    check("resume in no folder begins", r.returncode == 0 and (d / "nowhere/checkpoints/latest").exists(), r.stderr)
+    works("resume in no folder begins", on(2, *["gpt", "train", *short[:-1], d / "nowhere", "--resume"]), lambda r: (d / "nowhere/checkpoints/latest").exists())
 
     works("without validation", ["gpt", "train", *tiny, "--steps", 2, "--validation", 0], lambda r: result(r)["steps"] == 2 and "val_loss" not in result(r))
 
@@ -240,16 +235,12 @@ with workplace() as (d, text):
     for devices in (1, 3):  # 4 sequences on 3 devices: 2 and 2
         works(f"gpt on {devices} devices", ["gpt", "train", *calm, "--steps", 5, "--parallel", f"dp:{devices}"], lambda r: abs(result(r)["loss"] - result(plain)["loss"]) < 1e-4)
     refused("none with ranks", ["gpt", "train", "--text", text, "--parallel", "none", "--ranks", 2], "one rank", code=2)
-    r = on(2, "gpt", "train", "--text", text, "--parallel", "none")
-    check("none in a job", r.returncode == 2 and "a job of 2 ranks" in r.stderr, r.stderr)
-    r = on(2, "gpt", "eval", d / "whole", "--text", text)
-    check("eval in a job", r.returncode == 1 and "eval runs in one process" in r.stderr, r.stderr)
-    r = on(2, "gpt", "train", "--text", text, "--ranks", 2)
-    check("--ranks in a job", r.returncode == 2 and "not both" in r.stderr, r.stderr)
+    refused("none in a job", on(2, "gpt", "train", "--text", text, "--parallel", "none"), "a job of 2 ranks", code=2)
+    refused("eval in a job", on(2, "gpt", "eval", d / "whole", "--text", text), "eval runs in one process")
+    refused("--ranks in a job", on(2, "gpt", "train", "--text", text, "--ranks", 2), "not both", code=2)
     # The first cause is reported by every rank, and the launcher finds it in the error file.
     (d / "file").write_text("")
-    r = on(2, "gpt", "train", *tiny, "--steps", 3, "--out", d / "file" / "run")
-    check("an error of rank 0 ends all ranks", r.returncode == 1 and "error: rank 0: " in r.stderr and "cannot make this folder" in r.stderr, r.stderr)
+    refused("an error of rank 0 ends all ranks", on(2, "gpt", "train", *tiny, "--steps", 3, "--out", d / "file" / "run"), "error: rank 0: ", "cannot make this folder")
     script = f"if [ $RANK = 1 ]; then exec {APPS}/gpt train --text {text} --model gpt:4x64x2; else exec {APPS}/gpt train --text {text} --model gpt:4x32x2; fi"
     r = run("lockstep", "run", "-n", 2, "--", "sh", "-c", script)
     check("29: ranks with different options do not meet", r.returncode != 0 and "gpt:4x64x2" in r.stderr, r.stderr)
@@ -265,8 +256,7 @@ with workplace() as (d, text):
     # lockstep verify
     verify = [APPS / "gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 2, "--dropout", 0.1, "--steps", 4]
     works("verify", ["lockstep", "verify", "--plans", "none:1x4,ddp:1x4,ddp:2x2,ddp:4x1", "--vary", "transport=threads,shm,tcp", "--", *verify], lambda r: r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 9)
-    r = run("lockstep", "verify", "--plans", "ddp:2x2,ddp@overlap=off,bucket=0.001:2x2", "--vary", "bucket=0.01,25", "--steps", 3, "--", *verify[:-2])
-    check("verify with options", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and len(r.stdout.splitlines()) == 4, r.stdout + r.stderr)
+    works("verify with options", ["lockstep", "verify", "--plans", "ddp:2x2,ddp@overlap=off,bucket=0.001:2x2", "--vary", "bucket=0.01,25", "--steps", 3, "--", *verify[:-2]], lambda r: r.stdout.splitlines()[-1] == "identical" and len(r.stdout.splitlines()) == 4)
     r = run("lockstep", "verify", "--plans", "ddp:1x4,zero0:2x2,zero1:2x2,zero2:4x1,zero2@bucket=0.001:2x2,zero3:1x4,zero3:4x1,zero3@overlap=off:2x2,zero1-cpu:2x2,zero2-nvme:2x2,zero3-cpu:4x1,zero3-nvme:2x2", "--vary", "transport=threads", "--", *verify)
     check("verify ZeRO", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 11, r.stdout + r.stderr)
     fake = d / "fake.py"  # with two ranks it differs from step 2 on
@@ -284,15 +274,12 @@ if os.environ.get("RANK", "0") == "0":
     def layers(n):
         return changed(verify[:-2], "--model", f"gpt:{n}x32x2")
 
-    r = run("lockstep", "verify", "--plans", "ddp:1x4,pp2:2x4,pp4:4x4,dp2+pp2:4x2,pp2@transport=threads:2x4", "--steps", 3, "--", *layers(2))
-    check("verify pipelines", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 4, r.stdout + r.stderr)
-    r = run("lockstep", "verify", "--plans", "ddp:1x8,pp2@transport=threads:2x8", "--steps", 2, "--", *layers(3), "--set", "pipeline.schedule=dualpipe-v", "--set", "pipeline.partition=uniform")
-    check("verify with keys of a pipeline", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical", r.stdout + r.stderr)
+    works("verify pipelines", ["lockstep", "verify", "--plans", "ddp:1x4,pp2:2x4,pp4:4x4,dp2+pp2:4x2,pp2@transport=threads:2x4", "--steps", 3, "--", *layers(2)], lambda r: r.stdout.splitlines()[-1] == "identical" and r.stdout.count("same bits") == 4)
+    works("verify with keys of a pipeline", ["lockstep", "verify", "--plans", "ddp:1x8,pp2@transport=threads:2x8", "--steps", 2, "--", *layers(3), "--set", "pipeline.schedule=dualpipe-v", "--set", "pipeline.partition=uniform"], lambda r: r.stdout.splitlines()[-1] == "identical")
     refused("verify: other numbers of ranks than stages", ["lockstep", "verify", "--plans", "dp2+pp2:2x2", "--", "true"], "it is for 4 ranks, and there are 2. The nearest plan that works: pp2", code=2)
     refused("verify: pipeline with options of ddp", ["lockstep", "verify", "--plans", "pp2@bucket=1:2x4", "--", "true"], "take the option transport only", code=2)
     for schedule in ("gpipe", "zb-h1", "interleaved", "dualpipe-v"):
-        r = run("gpt", "train", "--text", text, "--model", "gpt:3x16x2", "--context", 16, "--batch", 2, "--steps", 3, "--eval-every", 2, "--ranks", 4, "--plan", "pp2", "--accumulate", 4, "--set", f"pipeline.schedule={schedule}", "--json")
-        check(f"gpt train, a pipeline by {schedule}", r.returncode == 0 and '"val_loss"' in r.stdout, r.stdout + r.stderr)
+        works(f"gpt train, a pipeline by {schedule}", ["gpt", "train", "--text", text, "--model", "gpt:3x16x2", "--context", 16, "--batch", 2, "--steps", 3, "--eval-every", 2, "--ranks", 4, "--plan", "pp2", "--accumulate", 4, "--set", f"pipeline.schedule={schedule}", "--json"], lambda r: '"val_loss"' in r.stdout)
     refused("a pipeline that does not divide the ranks", ["gpt", "train", "--text", text, "--ranks", 3, "--plan", "pp2"], "it is for 2 ranks, and there are 3", code=2)
     refused("a pipeline with ZeRO 2", ["gpt", "train", "--text", text, "--ranks", 2, "--plan", "pp2+zero2"], "a pipeline sums all micro-batches first", "The nearest plan that works: pp2+zero1", code=2)
     refused("a plan of other ranks", ["gpt", "train", "--text", text, "--ranks", 8, "--plan", "dp2+pp2"], "it is for 4 ranks, and there are 8. The nearest plan that works: dp4+pp2", code=2)
@@ -313,8 +300,7 @@ if os.environ.get("RANK", "0") == "0":
             check(f"the file of {name}, {precision}", checkpoint(out.name) == checkpoint(entire.name), name)
         works("eval of a model that was trained in parts", ["gpt", "eval", d / f"pp2-{precision}", "--text", text, "--json"])
     works("verify slices by their losses", ["lockstep", "verify", "--plans", "ddp:1x4,pp2+tp2@transport=threads:4x4,dp2+tp2@transport=threads:4x2", "--steps", 3, "--", *layers(2)], lambda r: r.stdout.count("losses within") == 2)
-    r = run("gpt", "train", "--text", text, "--model", "gpt:2x16x2", "--context", 16, "--batch", 2, "--steps", 3, "--ranks", 8, "--plan", "dp2+pp2+tp2+zero1", "--accumulate", 2, "--json")
-    check("gpt train dp2+pp2+tp2+zero1", r.returncode == 0 and '"plan":"dp2+pp2+tp2+zero1"' in r.stdout.replace(" ", ""), r.stdout + r.stderr)
+    works("gpt train dp2+pp2+tp2+zero1", ["gpt", "train", "--text", text, "--model", "gpt:2x16x2", "--context", 16, "--batch", 2, "--steps", 3, "--ranks", 8, "--plan", "dp2+pp2+tp2+zero1", "--accumulate", 2, "--json"], lambda r: '"plan":"dp2+pp2+tp2+zero1"' in r.stdout.replace(" ", ""))
     refused("verify: unknown strategy", ["lockstep", "verify", "--plans", "zero9:1x4", "--", "true"], "zero9", "ddp, zero0 to zero3 (from zero1 on also with -cpu or -nvme), axes such as pp4 and dp2+pp2+tp2+zero1, and none", code=2)
     refused("verify: other batches", ["lockstep", "verify", "--plans", "ddp:1x4,ddp:2x4", "--", "true"], "ddp:2x4 = 8", code=2)
     refused("verify: no sizes", ["lockstep", "verify", "--plans", "ddp", "--", "true"], "ddp:2x4", code=2)

@@ -29,8 +29,7 @@ with workplace() as (d, text):
     near("context parallel, accumulation, checkpointed blocks", run(*small, "--ranks", 2, "--plan", "cp2", "--accumulate", 2, *RECOMPUTE), two)
     works("context parallel, dropout, bf16", [*small, "--ranks", 2, "--plan", "cp2", "--dropout", 0.2, "--precision", "bf16", "--out", d / "cp"], lambda r: result(r)["loss"] < 6)
     works("its run goes on alone", [*small[: small.index("--steps")], "--steps", 9, "--json", "--out", d / "cp", "--resume"], lambda r: result(r)["steps"] == 9)
-    r = run(APPS / "lockstep", "run", "-n", 2, "--", APPS / "gpt", *small[1:], "--plan", "cp2")
-    check("context parallel, processes", r.returncode == 0 and abs(json.loads(next(line[line.index("{"):] for line in r.stdout.splitlines() if "{" in line))["loss"] / result(single)["loss"] - 1) < 2e-5, r.stdout + r.stderr)
+    works("context parallel, processes", [APPS / "lockstep", "run", "-n", 2, "--", APPS / "gpt", *small[1:], "--plan", "cp2"], lambda r: abs(json.loads(next(line[line.index("{"):] for line in r.stdout.splitlines() if "{" in line))["loss"] / result(single)["loss"] - 1) < 2e-5)
     refused("ranks that do not divide", [*small, "--ranks", 3, "--plan", "cp2"], "it is for 2 ranks, and there are 3", code=2)
     refused("no ranks", [*small, "--plan", "cp2"], "it is for 2 ranks, and there is 1", code=2)
     refused("heads that cannot be shared", [*small, "--ranks", 8, "--plan", "cp8", "--set", "context_parallel.attention=ulysses"], "cp8 does not divide the 4 heads")
@@ -51,11 +50,9 @@ with workplace() as (d, text):
     nine = changed(small, "--steps", 9)
     r, expected = run(*nine, "--ranks", 2, "--plan", "pp2", "--out", d / "pp2+cp2", "--resume"), run(*nine, "--ranks", 4, "--plan", "pp2+cp2", "--out", d / "cp2", "--resume")
     near("one plan's run goes on with another", r, expected, 1e-4)
-    r = run("lockstep", "verify", "--plans", "pp2@transport=threads:2x2,pp2+cp2@transport=threads:4x2,dp2+cp2@transport=threads:4x1", "--", APPS / "gpt", *small[1:-1])
-    check("lockstep verify compares their losses", r.returncode == 0 and r.stdout.count("losses within") == 2, r.stdout + r.stderr)
+    works("lockstep verify compares their losses", ["lockstep", "verify", "--plans", "pp2@transport=threads:2x2,pp2+cp2@transport=threads:4x2,dp2+cp2@transport=threads:4x1", "--", APPS / "gpt", *small[1:-1]], lambda r: r.stdout.count("losses within") == 2)
     for attention in ("ring", "ulysses"):
-        r = run(*small, "--ranks", 8, "--plan", "pp2+cp2+tp2", "--set", f"context_parallel.attention={attention}", "--dropout", 0.2, "--precision", "bf16", *RECOMPUTE)
-        check(f"a plan with {attention}, dropout, bf16 and checkpointed blocks", r.returncode == 0 and result(r)["loss"] < 6, r.stdout + r.stderr)
+        works(f"a plan with {attention}, dropout, bf16 and checkpointed blocks", [*small, "--ranks", 8, "--plan", "pp2+cp2+tp2", "--set", f"context_parallel.attention={attention}", "--dropout", 0.2, "--precision", "bf16", *RECOMPUTE], lambda r: result(r)["loss"] < 6)
     refused("a plan whose slices have too few heads", [*small, "--ranks", 8, "--plan", "cp2+tp4", "--set", "context_parallel.attention=ulysses"], "cp2 does not divide the 1 heads of a tensor-parallel rank", "The nearest plan that works: dp2+cp2+tp2")
     refused("a plan whose context cannot be cut", [*small, "--ranks", 6, "--plan", "pp2+cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts", "nearest plan that works: ")
     refused("slices that share sequences in Megatron's way too", [*small, "--ranks", 4, "--plan", "cp2+tp2", "--set", "tensor_parallel.sequence_parallel=true"], "cannot be combined with cp2")
@@ -123,8 +120,7 @@ with workplace() as (d, text):
     near("experts over ranks by a config", run(*configured, "--out", d / "ds"), four)
     works("and they go on", [*changed(configured, "--steps", 9), "--out", d / "ds", "--resume"], lambda r: result(r)["steps"] == 9)
     check("eval of that run", run("gpt", "eval", d / "ds", "--text", text, "--json").returncode == 0)
-    r = run("lockstep", "verify", "--plans", "ddp:2x1,dp2+ep2:2x1", "--", APPS / small[0], *small[1:], "--experts", 4)
-    check("verify compares losses of experts over ranks", r.returncode == 0 and r.stdout.splitlines()[-1] == "identical" and "losses within" in r.stdout, r.stdout + r.stderr)
+    works("verify compares losses of experts over ranks", ["lockstep", "verify", "--plans", "ddp:2x1,dp2+ep2:2x1", "--", APPS / small[0], *small[1:], "--experts", 4], lambda r: r.stdout.splitlines()[-1] == "identical" and "losses within" in r.stdout)
 
     # Every plan that an error message suggests can train.
     tiny = ["gpt", "train", "--text", text, "--model", "gpt:4x24x3", "--context", 24, "--batch", 1, "--warmup", 1, "--steps", 1, "--json"]

@@ -123,8 +123,7 @@ with workplace() as (d, text):
     r = run(*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--json")
     p = json.loads(r.stdout)
     check("simulate a step", r.returncode == 0 and p["ranks"] == 1024 and abs(sum(t["seconds"] for t in p["terms"]) / p["step"] - 1) < 1e-9 and p["bound"] in {t["name"] for t in p["terms"]}, r.stdout + r.stderr)
-    r = run(*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--host-bandwidth", "300GB/s", "--dtype", "bf16", "--recompute")
-    check("its table", r.returncode == 0 and all(w in r.stdout for w in ("idle (bubble)", "bound by", "tokens/s", "tensor parallel", "within a host")), r.stdout + r.stderr)
+    works("its table", [*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--host-bandwidth", "300GB/s", "--dtype", "bf16", "--recompute"], lambda r: all(w in r.stdout for w in ("idle (bubble)", "bound by", "tokens/s", "tensor parallel", "within a host")))
     small = ["lockstep", "simulate", "--model", "gpt:2x32x2", "--vocab", 256, "--context", 32, "--micro-batch", 4]
     works("costs of this machine", [*small, "--plan", "dp2", "--ranks-per-host", 2, "--measure", "--json"], lambda r: "measured here" in json.loads(r.stdout)["costs"]["origin"] and json.loads(r.stdout)["step"] > 0)
     works("costs of a trace", [*small, "--plan", "dp2", "--measure", d / "threads", "--json"], lambda r: json.loads(r.stdout)["costs"]["origin"] == "trace of 2 ranks")
