@@ -7,22 +7,15 @@ config_command.py BUILD
 import base64
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 
-from programs import check, finish
+from programs import check, finish, refused, run, works
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LOCKSTEP = pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep"
 CONFIGS = ROOT / "tests/golden/configs"
 
 
-def run(*args, command="config"):
-    return subprocess.run([str(LOCKSTEP), command, *map(str, args)], capture_output=True, text=True, timeout=60)
-
-
-r = run("--reference")
+r = run("lockstep", "config", "--reference")
 page = (ROOT / "docs/config.md").read_text()
 difference = next((f"the page has:    {a}\nthe program has: {b}" for a, b in zip(page.split("\n"), r.stdout.split("\n")) if a != b), "")
 check("docs/config.md is current (lockstep config --reference > docs/config.md)", r.returncode == 0 and r.stdout == page, difference)
@@ -33,31 +26,25 @@ for name, ranks, lines, warnings in (
         ("nvme", 8, ("train_batch_size  64  (inferred)", "aio.queue_depth  32  (from file)", "scheduler.params.cycle_max_lr  0.001  (from file)"), ()),
         ("old", 4, ("train_batch_size  16  (inferred)", "pipeline.stages  1  (default here; DeepSpeed: auto)", "optimizer.params.momentum  0.95  (default)"),
          ("bfloat16: a deprecated name of bf16", "contiguous_gradients: accepted, and has no effect"))):
-    r = run(CONFIGS / f"{name}.config", "--ranks", ranks)
+    r = run("lockstep", "config", CONFIGS / f"{name}.config", "--ranks", ranks)
     printed = [" ".join(line.split()) for line in r.stdout.splitlines()]
     missing = [line for line in lines if " ".join(line.split()) not in printed]
     check(name, r.returncode == 0 and not missing and all(w in r.stderr for w in warnings) and bool(r.stderr) == bool(warnings), f"missing {missing}\n{r.stdout}{r.stderr}")
-    again = json.loads(run(CONFIGS / f"{name}.config", "--ranks", ranks, "--json").stdout)
-    check(f"{name} --json, read again", json.loads(run(json.dumps(again), "--ranks", ranks, "--json").stdout) == again)
+    again = json.loads(run("lockstep", "config", CONFIGS / f"{name}.config", "--ranks", ranks, "--json").stdout)
+    check(f"{name} --json, read again", json.loads(run("lockstep", "config", json.dumps(again), "--ranks", ranks, "--json").stdout) == again)
 
-r = run(CONFIGS / "tutorial.config", "--ranks", 4)
+r = run("lockstep", "config", CONFIGS / "tutorial.config", "--ranks", 4)
 check("batch sizes that do not fit", r.returncode == 2 and not r.stdout and "= 64; write one of\n" in r.stderr and "\n    \"train_batch_size\": 64\n" in r.stderr and "tutorial.config: " in r.stderr, r.stderr)
-r = run('{"optimzer": {}, "zero_optimization": {"stage": 7}}')
-check("all problems at once", r.returncode == 2 and "2 problems\n" in r.stderr and "did you mean optimizer?" in r.stderr and "from 0 to 3, got 7" in r.stderr, r.stderr)
-r = run(base64.urlsafe_b64encode(b'{"train_batch_size": 3}').decode(), "--ranks", 3)
-check("base64", r.returncode == 0 and "(inferred)" in r.stdout, r.stderr)
+refused("all problems at once", ["lockstep", "config", '{"optimzer": {}, "zero_optimization": {"stage": 7}}'], "2 problems\n", "did you mean optimizer?", "from 0 to 3, got 7", code=2)
+works("base64", ["lockstep", "config", base64.urlsafe_b64encode(b'{"train_batch_size": 3}').decode(), "--ranks", 3], lambda r: "(inferred)" in r.stdout)
 with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder) / "broken.json"
     file.write_text('{\n  "seed": 1\n  "fp16": {}\n}\n')
-    r = run(file)
-    check("a syntax error has a line", r.returncode == 2 and f"{file}:3:" in r.stderr, r.stderr)
-    r = run(folder)
-    check("a folder", r.returncode == 2 and "got a folder" in r.stderr, r.stderr)
-for args, text, code in ((["/nowhere/ds.json"], "/nowhere/ds.json", 2), ([], "expected a configuration file, got none", 2), (["{}", "--ranks", "0"], "from 1 to", 2)):
-    r = run(*args)
-    check(f"refused: {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stderr}")
+    refused("a syntax error has a line", ["lockstep", "config", file], f"{file}:3:", code=2)
+    refused("a folder", ["lockstep", "config", folder], "got a folder", code=2)
+for args, text in ((["/nowhere/ds.json"], "/nowhere/ds.json"), ([], "expected a configuration file, got none"), (["{}", "--ranks", "0"], "from 1 to")):
+    refused(f"refused: {args}", ["lockstep", "config", *args], text, code=2)
 
-r = run("--variables", command="env")
-check("docs/environment.md is current (lockstep env --variables > docs/environment.md)", r.returncode == 0 and r.stdout == (ROOT / "docs/environment.md").read_text(), r.stderr)
+works("docs/environment.md is current (lockstep env --variables > docs/environment.md)", ["lockstep", "env", "--variables"], lambda r: r.stdout == (ROOT / "docs/environment.md").read_text())
 
 finish()

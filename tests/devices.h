@@ -16,7 +16,8 @@ struct Devices {
   const int before = lockstep::device_count();
 };
 
-/// Makes the CPU the default device, for CPU-only features and for tests that access memory by pointer.
+/// Makes the CPU the default device, for CPU-only features and for tests that access memory by pointer. A case runs on
+/// it from begin to end with TEST_CASE_FIXTURE(OnCpu, "name").
 struct OnCpu {
   OnCpu() { lockstep::set_default_device(lockstep::cpu); }
   ~OnCpu() { lockstep::set_default_device(before); }

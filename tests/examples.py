@@ -6,18 +6,12 @@ tests/examples.py BUILD_FOLDER          ends with "N passed, N failed"
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
-from programs import check, finish
+from programs import check, finish, refused, run, works
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
-
-
-def run(*command, cwd=None, **variables):
-    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=120, cwd=cwd, env={**env, **variables})
 
 
 def example(name):
@@ -26,8 +20,7 @@ def example(name):
 
 # DataParallel: batches of 30, 30, 30 and 10 rows, scattered over the devices.
 for devices, pieces in (("1", {30: [30], 10: [10]}), ("2", {30: [15, 15], 10: [5, 5]}), ("3", {30: [10, 10, 10], 10: [4, 4, 2]}), ("8", {30: [4] * 7 + [2], 10: [2] * 5})):
-    r = run(example("data_parallel"), LOCKSTEP_CPU_DEVICES=devices)
-    check(f"data_parallel, {devices} devices, ends well", r.returncode == 0 and "warning" not in r.stderr, r.stdout + r.stderr)
+    r = works(f"data_parallel, {devices} devices, ends well", [example("data_parallel")], lambda r: "warning" not in r.stderr, LOCKSTEP_CPU_DEVICES=devices)
     inside, found = [], []
     for line in r.stdout.splitlines():
         if m := re.fullmatch(r"\tIn Model: input size \((\d+), 5\) output size \((\d+), 2\)", line):
@@ -61,8 +54,7 @@ if example("char_lstm").exists():  # it uses the extension recurrent
     r = run(example("char_lstm"), pathlib.Path(__file__).resolve().parent.parent / "LICENSE", "--steps", 60, "--width", 96, OMP_NUM_THREADS="1")
     losses = [float(x) for x in re.findall(r"^step \d+ loss (\S+)$", r.stdout, re.M)]
     check("char_lstm learns", r.returncode == 0 and len(losses) == 4 and losses[0] > 5 and losses[-1] < 2.4 and "says The " in r.stdout, r.stdout + r.stderr)
-    r = run(example("char_lstm"), __file__, "--batch", 100000)
-    check("char_lstm, a short text", r.returncode == 1 and "expected a text of more than 3200000 characters" in r.stderr, r.stdout + r.stderr)
+    refused("char_lstm, a short text", [example("char_lstm"), __file__, "--batch", 100000], "expected a text of more than 3200000 characters")
 
 # Device maps: the same text wherever parts are placed, and every part is placed within the limits.
 if example("device_map").exists():
@@ -78,8 +70,7 @@ if example("device_map").exists():
             check(f"{name}, limits", ("kept free" in r.stdout) == any("=" in word for word in words) == ("parts came 0 times" not in r.stdout), r.stdout)
     check("device_map, one text", len(said) == 1, said)
     for words, text in ((["even"], "expected auto, balanced"), (["auto", "cpu:0=9KiB"], "limits are too small: cpu:0 may hold 9216 bytes"), (["auto", "cpu:7=1GiB"], "got cpu:7"), (["auto", "cpu:0=lots"], "expected bytes such as")):
-        r = run(example("device_map"), *words)
-        check(f"device_map refuses {words}", r.returncode == 1 and text in r.stderr, r.stdout + r.stderr)
+        refused(f"device_map refuses {words}", [example("device_map"), *words], text)
 
 # DDP: ranks spawned by the program itself, or by the launcher. 2048 samples in batches of 32 are 64 steps of one rank,
 # or 32 of two ranks.
@@ -104,17 +95,13 @@ if example("guide_a_accelerate").exists():  # built with the extension that it u
     finished = {}
     for ranks in (1, 2, 4):
         with tempfile.TemporaryDirectory() as d:
-            r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_a_accelerate"), "--accumulate", 4 // ranks, cwd=d)
-            check(f"guide_a_accelerate, {ranks} ranks, ends well", r.returncode == 0 and "of 20 = 80 samples" in r.stderr, r.stdout + r.stderr)
+            r = works(f"guide_a_accelerate, {ranks} ranks, ends well", [lockstep, "run", "--nproc", ranks, "--", example("guide_a_accelerate"), "--accumulate", 4 // ranks], lambda r: "of 20 = 80 samples" in r.stderr, cwd=d)
             finished[ranks] = re.findall(r"epoch (\d), loss of the last step (\S+), lr (\S+)", r.stdout)
-            v = run(lockstep, "checkpoint", "verify", pathlib.Path(d) / "state")
-            check(f"guide_a_accelerate, {ranks} ranks, the checkpoint is whole", v.returncode == 0, v.stdout + v.stderr)
+            works(f"guide_a_accelerate, {ranks} ranks, the checkpoint is whole", [lockstep, "checkpoint", "verify", pathlib.Path(d) / "state"])
     with tempfile.TemporaryDirectory() as d:
-        r = run(example("guide_a_accelerate"), cwd=d)
-        check("guide_a_accelerate, alone", r.returncode == 0 and re.findall(r"epoch (\d), loss of the last step (\S+), lr (\S+)", r.stdout) == finished[1], r.stdout + r.stderr)
+        works("guide_a_accelerate, alone", [example("guide_a_accelerate")], lambda r: re.findall(r"epoch (\d), loss of the last step (\S+), lr (\S+)", r.stdout) == finished[1], cwd=d)
     if "\n  plan " in run(lockstep, "--help").stdout:  # built with the extension that adds the command
-        r = run(lockstep, "plan", "--ranks", 1, "--", example("guide_a_accelerate"))
-        check("guide_a_accelerate, asked what it trains", r.returncode == 0 and "2125 parameters" in r.stdout, r.stdout + r.stderr)
+        works("guide_a_accelerate, asked what it trains", [lockstep, "plan", "--ranks", 1, "--", example("guide_a_accelerate")], lambda r: "2125 parameters" in r.stdout)
     check("guide_a_accelerate, the same losses and rates", len(finished[1]) == 3 and finished[1][2][2] == "0.0125" and finished[1] == finished[2] == finished[4], str(finished))
 
 # The guide's configuration and training script: the same losses to the last digit, for any number of ranks.
@@ -133,18 +120,14 @@ if example("guide_b").exists():  # its file has keys of extensions
             events = list((pathlib.Path(d) / "tensorboard_logs/my_deepspeed_experiment").glob("events.out.tfevents.*"))
             check(f"{name}, one file for TensorBoard", len(events) == 1 and events[0].stat().st_size > 1000, str(events))
             if "\n  checkpoint " in run(lockstep, "--help").stdout:  # built with the extension that adds the command
-                v = run(lockstep, "checkpoint", "verify", pathlib.Path(d) / "final_model_checkpoint")
-                check(f"{name}, the checkpoint is whole", v.returncode == 0, v.stdout + v.stderr)
+                works(f"{name}, the checkpoint is whole", [lockstep, "checkpoint", "verify", pathlib.Path(d) / "final_model_checkpoint"])
     check("guide_b, the same losses", len(finished[1]) == 3 and finished[1] == finished[2] == finished[4], str(finished))
     with tempfile.TemporaryDirectory() as d:
-        r = run(example("guide_b"), "--deepspeed_config", config, "--epochs", 3, cwd=d)
-        check("guide_b, alone", r.returncode == 0 and "no launcher started this process" in r.stderr and re.findall(r"Epoch (\d) finished, loss of the last step (\S+)", r.stdout) == finished[1], r.stdout + r.stderr)
+        works("guide_b, alone", [example("guide_b"), "--deepspeed_config", config, "--epochs", 3], lambda r: "no launcher started this process" in r.stderr and re.findall(r"Epoch (\d) finished, loss of the last step (\S+)", r.stdout) == finished[1], cwd=d)
         printed = pathlib.Path(d) / "printed.json"
         printed.write_text(config.read_text().replace('"optimizer": {', '"gradient_accumulation_steps": 8, "optimizer": {', 1))
-        r = run(lockstep, "run", "--nproc", 4, "--", example("guide_b"), "--deepspeed_config", printed, cwd=d)
-        check("guide_b, its batch sizes on four ranks", r.returncode == 1 and "train_batch_size" in r.stderr and "64" in r.stderr, r.stderr)
-        r = run(example("guide_b"), "--deepspeed_config", pathlib.Path(d) / "none.json", cwd=d)
-        check("guide_b, no such file", r.returncode == 1 and "none.json" in r.stderr, r.stderr)
+        refused("guide_b, its batch sizes on four ranks", [lockstep, "run", "--nproc", 4, "--", example("guide_b"), "--deepspeed_config", printed], "train_batch_size", "64", cwd=d)
+        refused("guide_b, no such file", [example("guide_b"), "--deepspeed_config", pathlib.Path(d) / "none.json"], "none.json", cwd=d)
 
 # The guide's pipeline: the same losses with one replica, with two, and without stages.
 config = config.parent / "pipeline_config.json"
@@ -153,8 +136,7 @@ with tempfile.TemporaryDirectory() as d:
     single = pathlib.Path(d) / "alone.json"
     single.write_text(config.read_text().replace('"stages": 2', '"stages": 1'))
     for ranks, file in ((1, single), (2, config), (4, config)):
-        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_b_pipeline"), "--deepspeed_config", file, cwd=d)
-        check(f"guide_b pipeline, {ranks} ranks", r.returncode == 0 and r.stdout.count(": stage 0 of ") == max(1, ranks // 2), r.stdout + r.stderr)
+        r = works(f"guide_b pipeline, {ranks} ranks", [lockstep, "run", "--nproc", ranks, "--", example("guide_b_pipeline"), "--deepspeed_config", file], lambda r: r.stdout.count(": stage 0 of ") == max(1, ranks // 2), cwd=d)
         finished[ranks] = re.findall(r"Step (\d+), Loss: (\S+)", r.stdout)
     check("guide_b pipeline, the same losses", len(finished[1]) == 4 and finished[1] == finished[2] == finished[4] and float(finished[1][3][1]) < float(finished[1][0][1]), str(finished))
     r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_pipeline"), "--deepspeed_config", config, cwd=d)
@@ -176,8 +158,7 @@ if example("guide_b_inference").exists():
         check("guide_b inference, the same answers", len(set(map(str, said.values()))) == 1 and len(said[1, single][1]) == 2, str(said))
         r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_inference"), "--config", config, cwd=d)
         check("guide_b inference, on three ranks", r.returncode != 0 and "needs a multiple of 2 ranks, there are 3" in r.stderr, r.stderr)
-        r = run(lockstep, "config", "--inference", config)
-        check("guide_b inference, its configuration", r.returncode == 0 and "quant.weight.num_bits: no effect, as dtype is not int8" in r.stderr, r.stdout + r.stderr)
+        works("guide_b inference, its configuration", [lockstep, "config", "--inference", config], lambda r: "quant.weight.num_bits: no effect, as dtype is not int8" in r.stderr)
 
 # The other guide's model loading on two devices: the place and dtype of each part.
 if example("guide_a_device_map").exists():
@@ -188,7 +169,6 @@ if example("guide_a_device_map").exists():
 # Its training with DeepSpeed: starts, and resumes from its checkpoint with another number of ranks.
 with tempfile.TemporaryDirectory() as d:
     for ranks, text in ((2, "started, step 24, "), (1, "resumed, step 72, ")):
-        r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_a_deepspeed"), "--deepspeed", "--deepspeed_config", pathlib.Path(__file__).resolve().parent.parent / "examples/guide_a/deepspeed_config.json", cwd=d)
-        check(f"guide_a deepspeed, {ranks} ranks", r.returncode == 0 and text in r.stdout, r.stdout + r.stderr)
+        works(f"guide_a deepspeed, {ranks} ranks", [lockstep, "run", "--nproc", ranks, "--", example("guide_a_deepspeed"), "--deepspeed", "--deepspeed_config", pathlib.Path(__file__).resolve().parent.parent / "examples/guide_a/deepspeed_config.json"], lambda r: text in r.stdout, cwd=d)
 
 finish()

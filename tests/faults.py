@@ -6,17 +6,14 @@ tests/faults.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import ctypes
 import os
-import pathlib
-import re
 import struct
 import subprocess
-import tempfile
 import time
 
 from leftovers import left_behind
-from programs import APPS, check, finish, offers, saved
+from programs import APPS, began, check, environment, finish, offers, saved, workplace
 
-ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|RANK$|WORLD_SIZE$|MASTER_)", k)}, "LOCKSTEP_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = environment(LOCKSTEP_TIMEOUT="60")
 
 
 def run(ranks, program, *args, **kw):
@@ -43,10 +40,9 @@ def idx(shape, data):
     return struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + bytes(data)
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = ENVIRONMENT["TMPDIR"] = folder
-    d = pathlib.Path(folder)
-    (d / "text").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+with workplace() as (d, _):
+    ENVIRONMENT["TMPDIR"] = str(d)
+    (d / "text.txt").rename(d / "text")
     (d / "empty").write_text("")
     (d / "short").write_text("short " * 10)
     (d / "folder").mkdir()
@@ -96,7 +92,7 @@ with tempfile.TemporaryDirectory() as folder:
         changing.write_text((d / "text").read_text())
         out = d / f"changing{len(results)}"
         process = subprocess.Popen([str(w) for w in (APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / gpt[0], *gpt[1:], "--text", changing, "--steps", 60, "--out", out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        while process.poll() is None and not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text().count("\n") >= 2):
+        while process.poll() is None and not began(out, 2):
             time.sleep(0.005)
         if change:
             change()
@@ -144,6 +140,6 @@ with tempfile.TemporaryDirectory() as folder:
                                   ("LOCKSTEP_TIMEOUT", "-1", "expected LOCKSTEP_TIMEOUT to be a number of seconds"), ("LOCKSTEP_INTERFACE", "nosuch0", "expected a network interface or subnet of this machine, got 'nosuch0'")):
         r = subprocess.run([str(w) for w in (APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / ok[0], *ok[1:])], capture_output=True, text=True, timeout=60, env={**ENVIRONMENT, variable: value})
         check(f"44: {variable}={value}", r.returncode == (1 if value == "nosuch0" else 2) and part in r.stderr, f"exit {r.returncode}: {r.stderr}")
-    check("nothing is left", not left_behind(folder), left_behind(folder))
+    check("nothing is left", not left_behind(d), left_behind(d))
 
 finish()

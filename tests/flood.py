@@ -9,16 +9,14 @@ while they train; 30 seconds each with LONG=1.
 """
 import os
 import pathlib
-import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 
 from leftovers import processes_with
-from programs import APPS, check, finish, saved
+from programs import APPS, began, check, environment, finish, saved, workplace
 
 SECONDS, STEPS = (30, 40000) if os.environ.get("LONG") else (2, 3000)
 RANKS, FLOODERS, DELAY = 4, 4, 5
@@ -71,21 +69,12 @@ def ports_of(mark):
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
 
 
-def first_step(folder):
-    try:
-        with open(folder / "metrics.jsonl") as f:
-            return bool(f.readline())
-    except OSError:
-        return False
-
-
 def job(d, name, flooded):
     """Trains. Returns the seconds from the start of the last rank to the first step, and the connections per second."""
     mark = f"LOCKSTEP_TEST_MARK={uuid.uuid4().hex}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
     gpt = [APPS / "gpt", "train", "--text", d / "text.txt", "--model", "gpt:1x16x2", "--context", 16, "--batch", 2, "--warmup", 5, "--dropout", 0.1, "--eval-every", 1 << 30,
            "--steps", STEPS, "--save-every", STEPS, "--out", d / name, "--json"]
     # the other ranks wait this long, while the store listens
@@ -93,13 +82,13 @@ def job(d, name, flooded):
     log = open(d / f"{name}.log", "w+")
     flooders = [subprocess.Popen([sys.executable, "-c", FLOODER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(FLOODERS if flooded else 0)]
     process = subprocess.Popen([str(word) for word in (APPS / "lockstep", "run", "-n", RANKS, "--master-port", port, "--", "sh", "-c", late, "sh", *gpt)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                               env={**kept, "OMP_NUM_THREADS": "1", "LOCKSTEP_TRANSPORT": "tcp", "LOCKSTEP_TEST_MARK": mark.split("=")[1]})
-    start, began, reported, ports, floods = time.monotonic(), None, set(), set(), True
+                               env=environment(LOCKSTEP_TRANSPORT="tcp", LOCKSTEP_TEST_MARK=mark.split("=")[1]))
+    start, first, reported, ports, floods = time.monotonic(), None, set(), set(), True
     while process.poll() is None and time.monotonic() - start < 600:
         now = time.monotonic()
-        if began is None and first_step(d / name):
-            began = now
-        if floods and began and now - began > SECONDS:
+        if first is None and began(d / name, 1):
+            first = now
+        if floods and first and now - first > SECONDS:
             floods = False
             for flooder in flooders:
                 flooder.stdin.close()
@@ -121,15 +110,13 @@ def job(d, name, flooded):
         made += int(flooder.stdout.read() or 0)
         flooder.wait()
     log.seek(0)
-    check(f"{name}: the job trains to its end", code == 0 and began, log.read()[-4000:])
-    check(f"{name}: it trained as long as that", began and time.monotonic() - began > SECONDS, STEPS)
-    begin = (began or time.monotonic()) - start - SECONDS
+    check(f"{name}: the job trains to its end", code == 0 and first, log.read()[-4000:])
+    check(f"{name}: it trained as long as that", first and time.monotonic() - first > SECONDS, STEPS)
+    begin = (first or time.monotonic()) - start - SECONDS
     return begin, made / (begin + 2 * SECONDS), len(ports)
 
 
-with tempfile.TemporaryDirectory() as folder:
-    d = pathlib.Path(folder)
-    (d / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+with workplace(60) as (d, _):
     calm, *_ = job(d, "calm", False)
     flooded, rate, ports = job(d, "flooded", True)
     print(f"flood: {rate:.0f} connections a second at {ports} ports; the first step {calm:.1f} s after the last rank came, flooded {flooded:.1f} s")

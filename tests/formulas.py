@@ -10,7 +10,7 @@ import math
 import pathlib
 import re
 
-from programs import check, finish, result, run
+from programs import check, finish, result, works
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs/collectives.md"
 ALGORITHMS = ("server", "ring", "direct", "tree", "halving_doubling", "one_shot", "hierarchical")
@@ -47,8 +47,7 @@ for algorithm, cells in rows.items():
     for m, k in HOSTS if algorithm == "hierarchical" else [(n, 1) for n in range(2, 10)]:
         sizes = {"n": m * k, **({"m": m, "k": k} if algorithm == "hierarchical" else {})}
         hosts = ["--hosts", f"{m}x{k}", "--host-latency", "1us", "--host-bandwidth", "100GB/s"] if algorithm == "hierarchical" else []
-        asked = run("lockstep", "simulate", algorithm, "--ranks", m * k, *NETWORK, *hosts, "--json")
-        check(f"{algorithm} {sizes} is simulated", asked.returncode == 0, asked.stderr)
+        asked = works(f"{algorithm} {sizes} is simulated", ["lockstep", "simulate", algorithm, "--ranks", m * k, *NETWORK, *hosts, "--json"])
         found = result(asked)["asked"]
         for what, cell, measured in zip(("steps", "bytes", "time"), cells, (found["steps"], found["sent_max"], found["seconds"])):
             formula, holds = holds_for(cell, **sizes)

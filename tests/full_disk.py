@@ -8,13 +8,11 @@ The file systems are in a mount namespace, which ends with its processes.
 """
 import json
 import os
-import pathlib
 import subprocess
 import sys
-import tempfile
 
 from leftovers import left_behind
-from programs import check, finish, offers, run, saved
+from programs import check, finish, offers, refused, run, saved, workplace, works
 
 INSIDE = "LOCKSTEP_TEST_INSIDE"
 
@@ -40,7 +38,7 @@ def files(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def tests(d):
+def tests(d, text):
     disk = d / "disk"
     disk.mkdir()
 
@@ -51,8 +49,6 @@ def tests(d):
         s = os.statvfs(disk)
         return (s.f_blocks - s.f_bfree) * s.f_frsize // 1024
 
-    text = d / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     gpt = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 2, "--json"]
     resize(16384, "")
 
@@ -62,19 +58,15 @@ def tests(d):
     shape = gpt[2:gpt.index("--batch")]
     for name, program, room in (("run", gpt, 40), ("engine", ["gpt", "train", "--config", config, *shape, "--json", "--ranks", 2], 60)):
         run(*program, "--steps", 6, "--out", d / name)
-        calm = run(*program, "--steps", 12, "--out", d / name, "--resume")
-        check(f"{name}: calm", calm.returncode == 0, calm.stderr)
-        first = run(*program, "--steps", 6, "--out", disk / name)
-        check(f"{name}: the first checkpoint", first.returncode == 0, first.stderr)
+        works(f"{name}: calm", [*program, "--steps", 12, "--out", d / name, "--resume"])
+        works(f"{name}: the first checkpoint", [*program, "--steps", 6, "--out", disk / name])
         before = files(disk / name / "checkpoints")
         resize(used() + room)  # less than another checkpoint needs
-        r = run(*program, "--steps", 12, "--out", disk / name, "--resume")
-        check(f"{name}, full disk: the error names the file", r.returncode == 1 and f"{name}/checkpoints/" in r.stderr and "No space left on device (free space, then save again)" in r.stderr, f"{r.returncode}: {r.stderr}")
+        refused(f"{name}, full disk: the error names the file", [*program, "--steps", 12, "--out", disk / name, "--resume"], f"{name}/checkpoints/", "No space left on device (free space, then save again)")
         now = files(disk / name / "checkpoints")
         check(f"{name}, full disk: the old checkpoint is there, and no half of a new one", now == before, [list(before), list(now)])
         if offers("lockstep", "checkpoint"):
-            v = run("lockstep", "checkpoint", "verify", disk / name / "checkpoints")
-            check(f"{name}, full disk: the old one is whole", v.returncode == 0, v.stdout + v.stderr)
+            works(f"{name}, full disk: the old one is whole", ["lockstep", "checkpoint", "verify", disk / name / "checkpoints"])
         resize(16384)
         r = run(*program, "--steps", 12, "--out", disk / name, "--resume")
         check(f"{name}, with space again: the bits of a calm run", r.returncode == 0 and saved(disk / name) == saved(d / name) != [], r.stderr + str(list(files(disk / name / "checkpoints"))))
@@ -83,13 +75,11 @@ def tests(d):
     swap = disk / "swap"
     swap.mkdir()
     offload = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--steps", 3, "--json", "--ranks", 2, "--plan", "zero3", "--offload", f"nvme:{swap}"]
-    calm = run(*offload)
-    check("offload with space", calm.returncode == 0 and not files(swap), calm.stderr)
+    works("offload with space", offload, lambda r: not files(swap))
     kept = used()
     for room in (0, 8, 100):
         resize(kept + room)
-        r = run(*offload)
-        check(f"offload with {room} KiB: the error names what, the folder, and how much is free", r.returncode == 1 and "[offload]" in r.stderr and f"{swap}" in r.stderr and " are free" in r.stderr, f"{r.returncode}: {r.stderr}")
+        refused(f"offload with {room} KiB: the error names what, the folder, and how much is free", offload, "[offload]", f"{swap}", " are free")
         check(f"offload with {room} KiB: nothing is left", not files(swap) and used() == kept, (list(files(swap)), used(), kept))
     subprocess.run(["umount", str(disk)], check=True)
 
@@ -97,10 +87,9 @@ def tests(d):
 def main():
     if INSIDE not in os.environ:
         enter()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TMPDIR"] = folder  # launchers keep the folders of failed runs here
-        tests(pathlib.Path(folder))
-        check("nothing is left", not left_behind(folder), left_behind(folder))
+    with workplace() as (d, text):
+        tests(d, text)
+        check("nothing is left", not left_behind(d), left_behind(d))
     finish()
 
 

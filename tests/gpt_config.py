@@ -4,18 +4,11 @@
 tests/gpt_config.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
-import os
-import pathlib
-import tempfile
 
-from programs import APPS, check, finish, offers, refused, run
+from programs import APPS, check, finish, offers, refused, run, workplace, works
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder
-    d = pathlib.Path(folder)
-    text = d / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+with workplace() as (d, text):
     model = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--dropout", 0.1, "--eval-every", 10, "--json"]
 
     def config(name, **keys):
@@ -34,8 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # A file that only has the batch size: optimizer and schedule are gpt's own, with the bits of gpt without a
     # configuration.
-    plain = run(*model, "--batch", 2, "--steps", 5, "--warmup", 2, "--accumulate", 4, "--trace-bits", d / "plain.trace")
-    check("gpt without a configuration", plain.returncode == 0, plain.stderr)
+    plain = works("gpt without a configuration", [*model, "--batch", 2, "--steps", 5, "--warmup", 2, "--accumulate", 4, "--trace-bits", d / "plain.trace"])
     bare = config("bare", train_micro_batch_size_per_gpu=2)
     for stage, plan in ((0, (1, 4)), (1, (2, 2)), (2, (4, 1)), (3, (2, 2))):
         got = train(f"bare{stage}", plan, bare, "--steps", 5, "--warmup", 2, "--plan", f"zero{stage}")
@@ -73,14 +65,11 @@ with tempfile.TemporaryDirectory() as folder:
     metrics = [json.loads(line) for line in (d / "half/metrics.jsonl").read_text().splitlines()]
     check("metrics go on", [m["step"] for m in metrics] == list(range(1, 9)) and all("grad_norm" in m and m["lr"] >= 0 for m in metrics), str(metrics))
     if offers("gpt", "sample"):
-        r = run("gpt", "sample", d / "half", "--tokens", 5, "--json")
-        check("sample from that run", r.returncode == 0, r.stderr)
+        works("sample from that run", ["gpt", "sample", d / "half", "--tokens", 5, "--json"])
     if offers("lockstep", "checkpoint"):
-        r = run("lockstep", "checkpoint", "verify", d / "half/checkpoints")
-        check("its checkpoint is whole", r.returncode == 0, r.stdout + r.stderr)
+        works("its checkpoint is whole", ["lockstep", "checkpoint", "verify", d / "half/checkpoints"])
 
-    r = run("lockstep", "verify", "--plans", "ddp:1x4,zero1:2x2,zero2:4x1,zero3@overlap=off:2x2", "--", APPS / "gpt", *model[1:-1], "--config", bare, "--steps", 3, "--warmup", 1)
-    check("verify with a config", r.returncode == 0 and "identical" in r.stdout, r.stdout + r.stderr)
+    works("verify with a config", ["lockstep", "verify", "--plans", "ddp:1x4,zero1:2x2,zero2:4x1,zero3@overlap=off:2x2", "--", APPS / "gpt", *model[1:-1], "--config", bare, "--steps", 3, "--warmup", 1], lambda r: "identical" in r.stdout)
 
     file = d / "f323.json"
     for flags, *parts in ((["--lr", 1], "--lr contradicts", "optimizer.type is AdamW"), (["--warmup", 1], "--warmup contradicts", "scheduler.type is WarmupDecayLR"),
@@ -89,12 +78,10 @@ with tempfile.TemporaryDirectory() as folder:
                           (["--accumulate", 3], "train_batch_size"), (["--plan", "pp2", "--config", d / "f32dp2+pp2+zero1.json", "--set", "pipeline.stages=3"], "stages 2 contradicts", "pipeline.stages is 3")):
         refused(f"contradiction {flags}", [*model, *(["--config", file] if "--config" not in flags else []), *flags, "--steps", 1], *parts, code=1 if flags[0] == "--accumulate" else 2)
     refused("ZeRO 3 in a pipeline", [*model, "--config", file, "--plan", "pp2", "--ranks", 2, "--steps", 1], "pp2+zero3 is invalid: ", "The nearest plan that works: pp2+zero1", code=2)
-    r = run(*model, "--config", file, "--batch", 2, "--plan", "zero3", "--ranks", 1, "--steps", 1, "--seed", 7)
-    check("the same said twice", r.returncode == 0, r.stderr)
+    works("the same said twice", [*model, "--config", file, "--batch", 2, "--plan", "zero3", "--ranks", 1, "--steps", 1, "--seed", 7])
     refused("a misspelt key", [*model, "--config", config("typo", train_batch_size=4, optimzer={}), "--steps", 1], "optimzer", "optimizer", code=2)
     refused("no such file", [*model, "--config", d / "none.json", "--steps", 1], "none.json", code=2)
     refused("no such key", [*model, "--set", "zero_optimization", "--steps", 1], "--set zero_optimization: expected KEY=VALUE", code=2)
-    r = run(*model, "--config", bare, "--steps", 1, "--out", d / "nothing", "--resume")
-    check("resume without a checkpoint begins", r.returncode == 0 and "nothing holds no checkpoint, so --resume begins at step 0" in r.stderr, r.stderr)
+    works("resume without a checkpoint begins", [*model, "--config", bare, "--steps", 1, "--out", d / "nothing", "--resume"], lambda r: "nothing holds no checkpoint, so --resume begins at step 0" in r.stderr)
 
 finish()

@@ -5,64 +5,46 @@ exported folder.
 tests/gpt_finetune.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
-import os
-import pathlib
-import tempfile
 
-from programs import check, finish, refused, result, run
+from programs import check, finish, refused, result, run, workplace, works
 
 AUTO = dict(train_batch_size="auto", train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto", gradient_clipping="auto", fp16=dict(enabled="auto"), bf16=dict(enabled="auto"),
             optimizer=dict(type="AdamW", params=dict(lr="auto", betas="auto", eps="auto", weight_decay="auto")),
             scheduler=dict(type="WarmupDecayLR", params=dict(warmup_min_lr="auto", warmup_max_lr="auto", warmup_num_steps="auto", total_num_steps="auto")),
             zero_optimization=dict(stage=2, reduce_bucket_size="auto"))
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder
-    d = pathlib.Path(folder)
-    text, ds = d / "text.txt", d / "ds.json"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+with workplace(60) as (d, text):
+    ds = d / "ds.json"
     ds.write_text(json.dumps(AUTO))
-    r = run("gpt", "train", "--text", text, "--model", "llama:1x16x2", "--context", 16, "--steps", 1, "--export", d / "base")
-    check("a folder to start from", r.returncode == 0, r.stderr)
+    works("a folder to start from", ["gpt", "train", "--text", text, "--model", "llama:1x16x2", "--context", 16, "--steps", 1, "--export", d / "base"])
     ids = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 4}
     base = json.loads((d / "base/config.json").read_text())
     (d / "base/config.json").write_text(json.dumps(dict(base, **ids, initializer_range=0.5, limit=float("inf"), length=10**30)))
     call = ["gpt", "finetune", "--model_name_or_path", d / "base", "--train_file", text, "--do_train", "--learning_rate", "5e-3", "--per_device_train_batch_size", 4]
 
-    r = run(*call, "--do_eval", "--output_dir", d / "one", "--max-steps", 8, "--save-steps", 4, "--logging_steps=2", "--dataloader_drop_last", "True", "--json")
-    check("trains", r.returncode == 0 and result(r)["steps"] == 8 and 0 < result(r)["eval_loss"] < 5.5 and "perplexity" in result(r), r.stdout + r.stderr)
+    works("trains", [*call, "--do_eval", "--output_dir", d / "one", "--max-steps", 8, "--save-steps", 4, "--logging_steps=2", "--dataloader_drop_last", "True", "--json"], lambda r: result(r)["steps"] == 8 and 0 < result(r)["eval_loss"] < 5.5 and "perplexity" in result(r))
     there = sorted(f.name for f in (d / "one").iterdir())
     check("the folder", {"checkpoint-4", "checkpoint-8", "config.json", "model.safetensors", "trainer_state.json", "all_results.json", "run.json"} <= set(there), str(there))
     state = json.loads((d / "one/trainer_state.json").read_text())
     check("trainer_state.json", [e["step"] for e in state["log_history"] if "loss" in e] == [2, 4, 6, 8] and state["global_step"] == 8 and "train_loss" in state["log_history"][-1], str(state))
     saved = json.loads((d / "one/config.json").read_text())
     check("ids and what changes nothing are kept", {**saved, **ids, "initializer_range": 0.5} == saved and json.loads((d / "one/generation_config.json").read_text()) == ids, str(saved))
-    r = run("lockstep", "checkpoint", "verify", d / "one/checkpoint-4")
-    check("a whole checkpoint", r.returncode == 0, r.stdout + r.stderr)
+    works("a whole checkpoint", ["lockstep", "checkpoint", "verify", d / "one/checkpoint-4"])
     trained = (d / "one/model.safetensors").read_bytes()
-    r = run(*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", d / "one/checkpoint-4", "--dataloader-drop-last")
-    check("goes on from checkpoint-4 to the same bits", r.returncode == 0 and (d / "two/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)
-    r = run(*call, "--do_eval", "--output_dir", d / "ranks", "--max_steps", 8, "--num_gpus", 1, "--dataloader_drop_last", "--set", "zero_optimization.stage=1")
-    check("another stage, the same bits", r.returncode == 0 and (d / "ranks/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)
-    r = run(*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", "True", "--dataloader-drop-last")
-    check("a run that is done says so", r.returncode == 0 and "the run is done, this is step 8 of 8" in r.stderr and (d / "two/model.safetensors").read_bytes() == trained, r.stdout + r.stderr)
+    works("goes on from checkpoint-4 to the same bits", [*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", d / "one/checkpoint-4", "--dataloader-drop-last"], lambda r: (d / "two/model.safetensors").read_bytes() == trained)
+    works("another stage, the same bits", [*call, "--do_eval", "--output_dir", d / "ranks", "--max_steps", 8, "--num_gpus", 1, "--dataloader_drop_last", "--set", "zero_optimization.stage=1"], lambda r: (d / "ranks/model.safetensors").read_bytes() == trained)
+    works("a run that is done says so", [*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", "True", "--dataloader-drop-last"], lambda r: "the run is done, this is step 8 of 8" in r.stderr and (d / "two/model.safetensors").read_bytes() == trained)
     r = run(*call, "--eval_strategy", "steps", "--eval_steps", 0.5, "--save_steps", "4.0", "--logging_steps", 0.25, "--output_dir", d / "parts", "--num_train_epochs", "0.2", "--json")
     state = json.loads((d / "parts/trainer_state.json").read_text())
     steps = result(r)["steps"]
     check("parts of all steps", r.returncode == 0 and [e["step"] for e in state["log_history"] if "eval_loss" in e][0] == state["eval_steps"] == -(-steps // 2) and state["save_steps"] == 4, r.stdout + r.stderr)
-    r = run("gpt", "finetune", "--model_name_or_path", d / "one", "--do_eval", "--validation_file", text, "--block_size", 16, "--json")
-    check("evaluates alone", r.returncode == 0 and 0 < result(r)["eval_loss"] < 5.5, r.stdout + r.stderr)
-    r = run("gpt", "sample", d / "one", "--prompt", "the ", "--tokens", 4, "--greedy")
-    check("the folder is a model", r.returncode == 0 and r.stdout.startswith("the "), r.stderr)
-    r = run(*call, "--deepspeed", ds, "--num_gpus", 2, "--gradient_accumulation_steps", 2, "--max_steps", 3, "--warmup_ratio", 0.4, "--weight_decay", 0.1, "--bf16", "--json")
-    check("a file with auto", r.returncode == 0 and result(r)["steps"] == 3 and result(r)["plan"] == "dp2+zero2", r.stdout + r.stderr)
+    works("evaluates alone", ["gpt", "finetune", "--model_name_or_path", d / "one", "--do_eval", "--validation_file", text, "--block_size", 16, "--json"], lambda r: 0 < result(r)["eval_loss"] < 5.5)
+    works("the folder is a model", ["gpt", "sample", d / "one", "--prompt", "the ", "--tokens", 4, "--greedy"], lambda r: r.stdout.startswith("the "))
+    works("a file with auto", [*call, "--deepspeed", ds, "--num_gpus", 2, "--gradient_accumulation_steps", 2, "--max_steps", 3, "--warmup_ratio", 0.4, "--weight_decay", 0.1, "--bf16", "--json"], lambda r: result(r)["steps"] == 3 and result(r)["plan"] == "dp2+zero2")
     ds.write_text(json.dumps({**AUTO, "optimizer": {"type": "AdamW8bit", "params": {"lr": "auto"}}}))
-    r = run(*call, "--deepspeed", ds, "--num_gpus", 2, "--max_steps", 3, "--json")
-    check("state in 8 bits", r.returncode == 0, r.stdout + r.stderr)
-    r = run(*call[:2], "--model_name_or_path", f"{d / 'base'},lora=2", *call[4:], "--max_steps", 2, "--output_dir", d / "adapter")
-    check("adapters", r.returncode == 0 and (d / "adapter/adapter_config.json").exists(), r.stdout + r.stderr)
-    r = run(*call, "--max_steps", 2, "--ranks", 2, "--plan", "tp2", "--json")
-    check("slices", r.returncode == 0 and result(r)["plan"] == "tp2", r.stdout + r.stderr)
+    works("state in 8 bits", [*call, "--deepspeed", ds, "--num_gpus", 2, "--max_steps", 3, "--json"])
+    works("adapters", [*call[:2], "--model_name_or_path", f"{d / 'base'},lora=2", *call[4:], "--max_steps", 2, "--output_dir", d / "adapter"], lambda r: (d / "adapter/adapter_config.json").exists())
+    works("slices", [*call, "--max_steps", 2, "--ranks", 2, "--plan", "tp2", "--json"], lambda r: result(r)["plan"] == "tp2")
 
     ds.write_text(json.dumps({**AUTO, "train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}))
     refused("three mismatches are one error", [*call, "--deepspeed", ds], "- ds train_micro_batch_size_per_gpu=8 vs args per_device_train_batch_size=4\n", "- ds optimizer.params.lr=1e-05 vs args learning_rate=0.005\n",

@@ -7,15 +7,13 @@ tests/gpt_serve.py BUILD_FOLDER          ends with "N passed, N failed"
 import concurrent.futures
 import http.client
 import json
-import os
 import pathlib
 import random
 import shutil
 import socket
 import struct
-import tempfile
 
-from programs import check, finish, refused, run
+from programs import check, finish, refused, run, workplace, works
 from serving import Server
 
 
@@ -42,13 +40,8 @@ def llama(folder, rows, kind="F32", scale=0.2, head=None):
     return folder
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder
-    d = pathlib.Path(folder)
-    text = d / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 1000)
-    r = run("gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 2048, "--batch", 1, "--steps", 4, "--warmup", 1, "--lr", 0.01, "--eval-batches", 1, "--out", d / "run", "--export", d / "folder")
-    check("train", r.returncode == 0, r.stdout + r.stderr)
+with workplace(1000) as (d, text):
+    works("train", ["gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 2048, "--batch", 1, "--steps", 4, "--warmup", 1, "--lr", 0.01, "--eval-batches", 1, "--out", d / "run", "--export", d / "folder"])
 
     with Server(d / "run", "--name", "m", "--template", "plain", "--blocks", 300) as s:
         check("health", s.ask("GET", "/health") == (200, {"status": "ok"}))
@@ -159,8 +152,7 @@ with tempfile.TemporaryDirectory() as folder:
         check("a token without a row", s.text("ab", max_tokens=5) is not None and s.ask("POST", "/v1/completions", {"prompt": "a<trim>"})[0] == 400)
     for program, words in (("finetune", ["--model_name_or_path", d / "bigtok", "--do_train", "--max_steps", 1, "--block_size", 16, "--per_device_train_batch_size", 1, "--train_file"]),
                            ("train", ["--init", d / "bigtok", "--context", 16, "--batch", 1, "--steps", 1, "--warmup", 0, "--eval-batches", 1, "--text"])):
-        r = run("gpt", program, *words, text, *(["--output_dir", d / "tuned"] if program == "finetune" else []))
-        check(f"gpt {program} with such a tokenizer", r.returncode == 0, r.stdout + r.stderr)
+        works(f"gpt {program} with such a tokenizer", ["gpt", program, *words, text, *(["--output_dir", d / "tuned"] if program == "finetune" else [])])
         (d / "trim.txt").write_text("the quick brown fox " * 500 + "<trim>")
         refused(f"gpt {program} of a text with that token", ["gpt", program, *words, d / "trim.txt"], "trim.txt: token 655", "has no row in the model")
     with Server(llama(d / "infinite", 656, "F16", 1, 6e4)) as s:
@@ -184,8 +176,7 @@ with tempfile.TemporaryDirectory() as folder:
     extension = pathlib.Path(__file__).resolve().parent.parent / "extensions/serving"
     words = (extension / "README.md").read_text().split("lockstep schedule serving ")[1].split("\n```")[0].replace("\\\n", " ").split()
     words[words.index("--svg") + 1] = d / "serving.svg"
-    r = run("lockstep", "schedule", "serving", *words)
-    check("lockstep schedule serving", r.returncode == 0 and "preempted         2" in r.stdout and (d / "serving.svg").read_text() == (extension / "serving.svg").read_text(), r.stdout + r.stderr)
+    works("lockstep schedule serving", ["lockstep", "schedule", "serving", *words], lambda r: "preempted         2" in r.stdout and (d / "serving.svg").read_text() == (extension / "serving.svg").read_text())
     refused("options of serving elsewhere", ["lockstep", "schedule", "ring", "--requests", "0:1+1"], "--requests is for serving", code=2)
     refused("serving with others' options", ["lockstep", "schedule", "serving", "--requests", "0:1+1", "--stages", 2], "--stages is not for serving", code=2)
 

@@ -12,11 +12,10 @@ import pathlib
 import resource
 import signal
 import socket
-import tempfile
 import threading
 import time
 
-from programs import check, finish, refused, run
+from programs import check, finish, refused, workplace, works
 from serving import Server
 
 # SECONDS: longer than a request may take
@@ -132,11 +131,8 @@ def attack(port, until):
     del idle
 
 
-with tempfile.TemporaryDirectory() as folder:
-    d = pathlib.Path(folder)
-    (d / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 1000)
-    r = run("gpt", "train", "--text", d / "text.txt", "--model", "gpt:2x32x2", "--context", 4096, "--batch", 1, "--steps", 1, "--warmup", 0, "--eval-batches", 1, "--out", d / "run")
-    check("train", r.returncode == 0, r.stdout + r.stderr)
+with workplace(1000) as (d, text):
+    works("train", ["gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 4096, "--batch", 1, "--steps", 1, "--warmup", 0, "--eval-batches", 1, "--out", d / "run"])
 
     with Server(d / "run", "--blocks", 300) as s:
         usual = s.text(max_tokens=5, temperature=0)

@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 
+from programs import check, finish
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT, CHECK = ROOT / "scripts/gpu_checks.sh", ROOT / "scripts/gpu_checks/check.py"
-passed, failed = 0, []
 
 # Stands in for every program: of ours, of the toolkit and of a build. FAKE is a JSON object that says how it behaves.
 STAND_IN = f"#!{sys.executable} -IS\n" + r'''import json, os, pathlib, shutil, sys, time
@@ -109,13 +110,6 @@ INFO = {"commit": "abc1234", "suites": ["test_cuda", "test_tensor"], "libraries"
         "training": {"gpt": {"text": "@/text.txt", "steps": 30}, "cnn": {"epochs": 1}}}
 
 
-def check(what, condition, output=""):
-    global passed
-    passed += bool(condition)
-    if not condition:
-        failed.append(f"{what}\n{output}")
-
-
 def write(path, text, executable=False):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -169,26 +163,23 @@ def runs(d):
         r, report = run(archive, toolkit, "--only", part)
         others = [text for text in ("golden values", "two ranks", "GPT-2 124M as typed") if text in report and line not in text and text not in line]
         check(f"--only {part}", r.returncode == 0 and line in report and not others, report)
-    r, report = run(archive, toolkit, "--only", "cases", cases=["fine", "broken, really", "fine too"])
-    check("a broken case fails, with its output, and takes no other with it", r.returncode == 1 and counts(r)[1] == 2 and "CHECK( 1 == 2 )" in report and "### cases: test_cuda: broken, really" in report, report)
-    r, report = run(archive, toolkit, "--only", "cases", "--seconds", "60", cases=["fine", "hangs"])
-    check("a case that hangs is stopped", r.returncode == 1 and "stopped after" in report and counts(r)[1] == 2, report)
+    # name, options, how the stand-ins behave, exit code, number of failed checks (None: any), words of the report
+    rows = [
+        ("a broken case fails, with its output, and takes no other with it", ["--only", "cases"], dict(cases=["fine", "broken, really", "fine too"]), 1, 2, "CHECK( 1 == 2 )", "### cases: test_cuda: broken, really"),
+        ("a case that hangs is stopped", ["--only", "cases", "--seconds", "60"], dict(cases=["fine", "hangs"]), 1, 2, "stopped after"),
+        ("recorded steps with other losses fail", ["--only", "cases"], dict(differs=1e-7), 1, 2, "losses with graphs"),
+        ("ranks with other losses fail", ["--only", "nccl"], dict(differs=0.1), 1, 6),
+        ("a loss unlike the CPU's fails", ["--only", "cases"], dict(bf16=0.1), 1, 1, "val_loss 2.1000, on the CPU 2.0000"),
+        ("a step slower than promised fails", ["--only", "speed"], dict(ms=32), 1, 1, "1.06 times the speed of torch.compile, expected 1.15"),
+        ("without PyTorch its checks are skipped", ["--only", "speed"], dict(torch=False), 0, None, "| skipped |", "no PyTorch that sees the card", "3 skipped"),
+        ("without counters a trace gives the step", ["--only", "speed"], dict(no_counters=1), 0, None, "2 kernels, 0.01 ms", "softmax_kernel<1>"),
+        ("a machine whose C++ library is too old takes the archive's", ["--only", "speed"], dict(old_compiler=1), 0, None),
+    ]
+    for name, options, fake, code, fail_count, *words in rows:
+        r, report = run(archive, toolkit, *options, **fake)
+        check(name, r.returncode == code and (fail_count is None or counts(r)[1] == fail_count) and all(word in report for word in words), report)
     r, report = run(archive, toolkit, "--seconds", "1.5")
     check("without time checks are not run", r.returncode == 1 and counts(r)[1] == 0 and counts(r)[2] > 5 and "no time left" in report, report)
-    r, report = run(archive, toolkit, "--only", "cases", differs=1e-7)
-    check("recorded steps with other losses fail", r.returncode == 1 and counts(r)[1] == 2 and "losses with graphs" in report, report)
-    r, report = run(archive, toolkit, "--only", "nccl", differs=0.1)
-    check("ranks with other losses fail", r.returncode == 1 and counts(r)[1] == 6, report)
-    r, report = run(archive, toolkit, "--only", "cases", bf16=0.1)
-    check("a loss unlike the CPU's fails", r.returncode == 1 and counts(r)[1] == 1 and "val_loss 2.1000, on the CPU 2.0000" in report, report)
-    r, report = run(archive, toolkit, "--only", "speed", ms=32)
-    check("a step slower than promised fails", r.returncode == 1 and counts(r)[1] == 1 and "1.06 times the speed of torch.compile, expected 1.15" in report, report)
-    r, report = run(archive, toolkit, "--only", "speed", torch=False)
-    check("without PyTorch its checks are skipped", r.returncode == 0 and "| skipped |" in report and "no PyTorch that sees the card" in report and "3 skipped" in report, report)
-    r, report = run(archive, toolkit, "--only", "speed", no_counters=1)
-    check("without counters a trace gives the step", r.returncode == 0 and "2 kernels, 0.01 ms" in report and "softmax_kernel<1>" in report, report)
-    r, report = run(archive, toolkit, "--only", "speed", old_compiler=1)
-    check("a machine whose C++ library is too old takes the archive's", r.returncode == 0, report)
     r, report = run(archive, toolkit, no_device="no NVIDIA driver is installed")
     lines = [line for line in report.splitlines() if "no NVIDIA driver is installed" in line]
     check("without a driver each part says so", r.returncode == 1 and len(lines) == 3 and counts(r)[:2] == (0, 0) and counts(r)[2] > 40, report)
@@ -284,7 +275,4 @@ with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / part.__name__).mkdir()
         part(pathlib.Path(folder) / part.__name__)
 names()
-for what in failed:
-    print("FAIL", what)
-print(f"{passed} passed, {len(failed)} failed")
-raise SystemExit(bool(failed))
+finish()

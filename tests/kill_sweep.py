@@ -8,29 +8,24 @@ LOCKSTEP_TEST_SEED (1) seeds the random choices.
 """
 import concurrent.futures
 import os
-import pathlib
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-from programs import APPS, OF_A_RANK, check, finish, offers, run, saved
+from programs import APPS, OF_A_RANK, check, finish, offers, run, saved, workplace
 
 KILLS, FLIPS = 200, 50
 SEED = int(os.environ.get("LOCKSTEP_TEST_SEED", 1))
 SHIM = APPS.parent / "tests" / "libkill_at.so"
 LIMIT = 60
 # Programs as users start them; each trains for some steps and saves every second one.
-TEXT = "the quick brown fox jumps over the lazy dog. " * 200
 GPT = ["--model", "gpt:1x16x2", "--context", 16, "--batch", 2, "--warmup", 2, "--eval-every", 4, "--eval-batches", 1, "--dropout", 0.1]
 
 
-def commands(d):
-    text = d / "text.txt"
-    text.write_text(TEXT)
+def commands(text):
     gpt = ["gpt", "train", "--text", text, *GPT]
     return {"gpt": gpt, "gpt, 2 ranks of zero3": ["lockstep", "run", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--plan", "zero3"],
             "gpt, 2 stages": ["lockstep", "run", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--plan", "pp2", "--accumulate", 2]}
@@ -149,9 +144,8 @@ def two_jobs(d, command):
 
 def main():
     draw = random.Random(SEED)
-    with tempfile.TemporaryDirectory() as folder:
-        d = pathlib.Path(folder)
-        all_commands = commands(d)
+    with workplace() as (d, text):
+        all_commands = commands(text)
         kill_sweep(d, draw, all_commands)
         flip_sweep(d, draw, all_commands["gpt"])
         two_jobs(d, all_commands["gpt"])

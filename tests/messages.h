@@ -39,6 +39,11 @@ inline void check_error(const char* file, int line, const std::string& said, con
 /// Checks that evaluating the expression throws an Error with exactly this message.
 #define CHECK_ERROR_IS(expression, text) CHECK_ERROR_HAS(expression, text, Has::exact)
 
+/// Checks that function(arguments) throws an Error that begins with "[function] expected " and the text. The arguments
+/// are in parentheses.
+#define CHECK_REJECTED(function, arguments, text) \
+  CHECK_ERROR_BEGINS(function arguments, "[" #function "] expected " text)
+
 /// The text that an error about values on the default device must contain. On a device a kernel finds the error: it
 /// names itself, and any of the wrong values, so only the part from "expected" to ", got" is fixed.
 inline std::string found_in_values(const std::string& text) {

@@ -26,17 +26,17 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 from leftovers import left_behind
-from programs import check, finish, saved, settle
+from programs import began, check, environment, finish, saved, settle, workplace
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 INSIDE = "LOCKSTEP_TEST_INSIDE"
 PR_SET_PDEATHSIG = 1
 FEW = 2  # steps over the slow network
+TIMES = {"LOCKSTEP_TIMEOUT": "120", "LOCKSTEP_HEARTBEAT": "5"}
 libc = ctypes.CDLL(None)
 
 
@@ -161,7 +161,7 @@ class Job:
                 run += ["--ranks-per-node", ",".join(map(str, ranks))]
             own = {name: str(value[host] if isinstance(value, tuple) else value) for name, value in variables.items()}
             self.processes.append(subprocess.Popen(hosts.command(host, [*run, "--", *program]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                                   env={**environment(), **own}, preexec_fn=die_with_us))
+                                                   env=environment(**TIMES | own), preexec_fn=die_with_us))
 
     def end(self, seconds=240):
         """(exit codes, output of each launcher and its ranks)"""
@@ -175,15 +175,9 @@ class Job:
         return [process.returncode for process in self.processes], said
 
 
-def environment():
-    kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
-    return {**kept, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "120", "LOCKSTEP_HEARTBEAT": "5"}
-
-
 def tests(hosts, d, pool):
     (d / "token").write_text("0123456789abcdef0123456789abcdef\n")
     (d / "token").chmod(0o600)
-    (d / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     gpt = [BUILD / "apps/gpt", "train", "--text", d / "text.txt", "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 5, "--dropout", 0.1, "--set", "zero_optimization.reduce_bucket_size=5242", "--json"]
     left = lambda out: (saved(out), (out / "metrics.jsonl").read_text())
     full = {}
@@ -191,7 +185,7 @@ def tests(hosts, d, pool):
     def one_host(name, program, **variables):
         """The results of a run of 4 ranks on one host."""
         if name not in full:
-            r = subprocess.run([str(w) for w in [BUILD / "apps/lockstep", "run", "-n", 4, "--", *program, "--out", d / name]], capture_output=True, text=True, env={**environment(), **variables}, timeout=240)
+            r = subprocess.run([str(w) for w in [BUILD / "apps/lockstep", "run", "-n", 4, "--", *program, "--out", d / name]], capture_output=True, text=True, env=environment(**TIMES | variables), timeout=240)
             check(f"{name} on one host", r.returncode == 0, r.stdout + r.stderr)
             full[name] = left(d / name)
         return full[name]
@@ -237,16 +231,15 @@ def tests(hosts, d, pool):
         codes, said = Job(hosts, d, [BUILD / "tests/test_dist", "--no-skip", "--test-case=group: a rank of a job"], ranks).end()
         check(f"every collective on {ranks[0]} + {ranks[1]} ranks", codes == [0, 0] and "".join(said).count("1 passed") == sum(ranks), said)
 
-    def begun(name):
+    def started(name):
         """Starts an endless run; returns it after its first steps."""
-        metrics = d / name / "metrics.jsonl"
         job = Job(hosts, d, [*gpt, "--steps", 1_000_000, "--eval-every", 1_000_000, "--out", d / name], LOCKSTEP_HEARTBEAT=0.5)
-        check(f"{name}: starts", settle(lambda: metrics.exists() and metrics.read_text().count("\n") >= 5, 60), job.processes[0].poll())
+        check(f"{name}: starts", settle(lambda: began(d / name, 5), 60), job.processes[0].poll())
         return job
 
     # 20: the cable is cut, at either end.
     for host in (0, 1):
-        job = begun(f"20 cut at host {host}")
+        job = started(f"20 cut at host {host}")
         start = time.monotonic()
         hosts.on(host, "ip", "link", "set", f"lan{host}", "down")
         codes, said = job.end(60)
@@ -259,8 +252,7 @@ def tests(hosts, d, pool):
     # A cable that is unplugged for less than three heartbeats is no failure.
     out = d / "unplugged"
     job = Job(hosts, d, [*gpt, "--steps", 300, "--out", out], LOCKSTEP_HEARTBEAT=2)
-    metrics = out / "metrics.jsonl"
-    check("unplugged for a moment: starts", settle(lambda: metrics.exists() and metrics.read_text().count("\n") >= 5, 60))
+    check("unplugged for a moment: starts", settle(lambda: began(out, 5), 60))
     ip("link", "set", "lan0", "down")
     time.sleep(1)
     ip("link", "set", "lan0", "up")
@@ -280,10 +272,9 @@ def main():
     if INSIDE not in os.environ:
         enter()
     hosts = Hosts()
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        os.environ["TMPDIR"] = folder  # launchers keep the folders of failed runs here
-        tests(hosts, pathlib.Path(folder), pool)
-        check("nothing is left", not left_behind(folder), left_behind(folder))
+    with workplace() as (d, _), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        tests(hosts, d, pool)
+        check("nothing is left", not left_behind(d), left_behind(d))
     hosts.close()
     devices = lambda: {line["ifname"] for line in json.loads(subprocess.run(["ip", "-j", "link"], check=True, capture_output=True, text=True).stdout)}
     check("no cable is left", settle(lambda: devices() == {"lo"}), devices())

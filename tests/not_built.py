@@ -9,9 +9,8 @@ tried one by one.
 import json
 import pathlib
 import re
-import tempfile
 
-from programs import check, finish, run
+from programs import check, finish, run, workplace, works
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 SPARSE = "sparse_attention=" + json.dumps({"mode": "bigbird", "block": 4})
@@ -47,16 +46,13 @@ def model(d, name, **changed):
     return ["gpt", "train", *text, "--model", d / name]
 
 
-with tempfile.TemporaryDirectory() as folder:
-    d = pathlib.Path(folder)
-    (d / "text").write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    text = ["--text", d / "text", "--context", 24, "--batch", 1, "--steps", 1, "--eval-batches", 1]
+with workplace(40) as (d, file):
+    text = ["--text", file, "--context", 24, "--batch", 1, "--steps", 1, "--eval-batches", 1]
     train = ["gpt", "train", *text, "--model", "gpt:1x24x2"]
     digits = ["mlp", "train", "--samples", 64, "--batch", 8, "--epochs", 1]
     launch = lambda *options: ["lockstep", "run", *options, "--", "true"]  # noqa: E731
     window = model(d, "window.json")
-    made = run(*train, "--out", d / "run", "--export", d / "hf")
-    check("a run to look at", made.returncode == 0, made.stderr)
+    made = works("a run to look at", [*train, "--out", d / "run", "--export", d / "hf"])
 
     rows = [
         # features.md: what does not work

@@ -8,12 +8,10 @@ plan: then the next refusal, which knows both, must name one that does.
 """
 import concurrent.futures
 import itertools
-import pathlib
 import random
 import re
-import tempfile
 
-from programs import check, finish, run
+from programs import check, finish, run, workplace
 
 PLANS = ("tp2", "tp3", "tp4", "tp8", "pp2", "pp3", "pp5", "pp6", "pp8", "cp2", "cp3", "cp5", "ep2", "ep3", "ep4", "ep6", "zero2", "tp2+zero1", "pp2+zero2", "tp2+zero3", "dp2+pp2", "dp2+tp2", "dp3+pp2", "cp2+tp2", "pp2+tp2",
          "pp2+cp2+zero3", "dp2+ep2", "dp6+ep3", "pp2+ep2", "tp3+ep2", "dp2+pp2+tp2+zero1")
@@ -47,9 +45,7 @@ def follow(case):
         plan, sure = found[1], not found[2]
 
 
-with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-    text = pathlib.Path(folder) / "text"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+with workplace(40) as (_, text), concurrent.futures.ThreadPoolExecutor(2) as pool:
     ours = ["--text", text, "--context", 24, "--batch", 1, "--steps", 1, "--eval-batches", 1]
     suggested = 0
     for (ranks, plan, options), path in zip(cases(), pool.map(follow, cases())):

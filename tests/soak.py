@@ -14,11 +14,10 @@ import re
 import signal
 import statistics
 import subprocess
-import tempfile
 import time
 import uuid
 
-from programs import APPS, check, finish, saved
+from programs import APPS, check, environment, finish, saved, workplace
 
 STEPS = int(os.environ.get("LOCKSTEP_SOAK_STEPS", 1500))
 SEED = int(os.environ.get("LOCKSTEP_SOAK_SEED", 1))
@@ -55,12 +54,11 @@ class Training:
     def __init__(self, folder, restarts, heartbeat):
         self.out, self.metrics, self.samples, self.rounds = folder, folder / "metrics.jsonl", [], 0
         text = folder.parent / "text.txt"
-        kept = {k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|OMP_|RANK$|WORLD_SIZE$|MASTER_)", k)}
         command = [APPS / "lockstep", "run", "-n", RANKS, "--max-restarts", restarts, "--restart-pause", 0, "--", APPS / "gpt", "train", "--text", text, "--model", "gpt:1x16x2", "--context", 16, "--batch", 2,
                    "--warmup", 5, "--dropout", 0.1, "--set", "zero_optimization.reduce_bucket_size=1310", "--eval-every", 1 << 30, "--steps", STEPS, "--save-every", SAVE_EVERY, "--out", folder, "--json"]
         self.log = open(folder.parent / (folder.name + ".log"), "w+")
         self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
-                                        env={**kept, MARK: mark, "OMP_NUM_THREADS": "1", "LOCKSTEP_TIMEOUT": "60", "LOCKSTEP_HEARTBEAT": str(heartbeat)})
+                                        env=environment(LOCKSTEP_TIMEOUT="60", LOCKSTEP_HEARTBEAT=str(heartbeat), **{MARK: mark}))
 
     def step(self):
         """The last step that rank 0 has logged; 0 before the first one."""
@@ -157,10 +155,7 @@ def usual_files(training, rank):
     return statistics.mode(files for pid, files in later if pid == longest)
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder
-    d = pathlib.Path(folder)
-    (d / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+with workplace(60) as (d, _):
     start = time.monotonic()
     quiet = calm(d / "calm")
     middle = time.monotonic()

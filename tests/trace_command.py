@@ -6,15 +6,13 @@ tests/trace_command.py BUILD_FOLDER          ends with "N passed, N failed"
 import html.parser
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 
 from leftovers import left_behind
-from programs import APPS, check, finish, refused, run
+from programs import APPS, changed, check, finish, refused, run, workplace, works
 
 
 def records(path, full=True):
@@ -43,19 +41,14 @@ class Page(html.parser.HTMLParser):
         self.words += data
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ["TMPDIR"] = folder
-    d = pathlib.Path(folder)
-    text = d / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+with workplace() as (d, text):
     gpt = ["gpt", "train", "--text", text, "--model", "gpt:2x32x2", "--context", 32, "--batch", 4, "--eval-every", 100, "--json"]
 
     # shards are cut at blocks, so small ones would be mostly padding
-    wide = ["gpt:2x128x2" if before == "--model" else word for before, word in zip([None, *gpt], gpt)]
+    wide = changed(gpt, "--model", "gpt:2x128x2")
 
     # One rank: a file, a run's folder, its report.
-    r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace/rank-0.json")
-    check("a file in a folder that is not there is refused", r.returncode == 1 and "cannot be written: No such file" in r.stderr, r.stderr)
+    refused("a file in a folder that is not there is refused", [*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace/rank-0.json"], "cannot be written: No such file")
     r = run(*gpt, "--steps", 6, "--out", d / "run", "--trace", d / "run/trace")
     all_ = records(d / "run/trace/rank-0.json")
     names = {record["name"] for record in all_}
@@ -75,8 +68,7 @@ with tempfile.TemporaryDirectory() as folder:
     # Ranks in threads and in processes.
     for name, start, more in (("threads", [], ["--ranks", 2]), ("processes", ["lockstep", "run", "-q", "-n", 2, "--"], [])):
         command = [*start, *([APPS / "gpt", *gpt[1:]] if start else gpt), *more]
-        r = run(*command, "--steps", 5, "--trace", d / name)
-        check(f"2 ranks as {name}", r.returncode == 0 and sorted(p.name for p in (d / name).iterdir()) == ["rank-0.json", "rank-1.json"], r.stdout + r.stderr)
+        works(f"2 ranks as {name}", [*command, "--steps", 5, "--trace", d / name], lambda r: sorted(p.name for p in (d / name).iterdir()) == ["rank-0.json", "rank-1.json"])
         r = run("lockstep", "trace", "merge", d / name)
         merged = records(d / name / "trace.json")
         check(f"{name}: merged", r.returncode == 0 and {record["pid"] for record in merged} == {0, 1} and "ui.perfetto.dev" in r.stdout, r.stdout + r.stderr)
@@ -92,8 +84,8 @@ with tempfile.TemporaryDirectory() as folder:
     figures = json.loads(run("lockstep", "report", d / "pp", "--json").stdout)
     check("a pipeline's slots", r.returncode == 0 and figures["pipeline"]["stages"] == 2 and figures["pipeline"]["micro_batches"] == 4 and abs(figures["pipeline"]["idle_formula"] - 0.2) < 1e-9
           and 0 < figures["pipeline"]["idle_measured"] < 1, str(figures))
-    for app, last in (("mlp", []), ("cnn", [])):
-        r = run(app, "train", "--epochs", 1, "--samples", 300, "--json", "--trace", d / app, *last)
+    for app in ("mlp", "cnn"):
+        r = run(app, "train", "--epochs", 1, "--samples", 300, "--json", "--trace", d / app)
         names = {record["name"] for record in records(d / app / "rank-0.json")}
         check(f"{app} --trace", r.returncode == 0 and {"step 0", "forward 0", "make batch", "next batch", "loss"} <= names, r.stderr + str(names))
     r = run("mlp", "train", "--samples", 256, "--steps", 3, "--batch", 16, "--ranks", 2, "--plan", "zero2", "--accumulate", 2, "--trace", d / "own")
@@ -110,13 +102,10 @@ with tempfile.TemporaryDirectory() as folder:
     pid = [record for record in records(file, full=False) if record["name"] == "trace"][0]["args"]["process"]
     os.kill(pid, signal.SIGKILL)
     p.wait(timeout=60)
-    r = run("lockstep", "report", d / "killed", "--json")
-    check("a killed run is reported", r.returncode == 0 and json.loads(r.stdout)["steps"] >= 20 and "the trace of rank 1 has no end" in r.stderr, r.stdout + r.stderr)
-    r = run("lockstep", "trace", "merge", d / "killed", "--out", d / "killed.json")
-    check("and merged", r.returncode == 0 and len(records(d / "killed.json")) > 100, r.stderr)
+    works("a killed run is reported", ["lockstep", "report", d / "killed", "--json"], lambda r: json.loads(r.stdout)["steps"] >= 20 and "the trace of rank 1 has no end" in r.stderr)
+    works("and merged", ["lockstep", "trace", "merge", d / "killed", "--out", d / "killed.json"], lambda r: len(records(d / "killed.json")) > 100)
     (d / "pp/rank-1.json").unlink()
-    r = run("lockstep", "report", d / "pp", "--json")
-    check("a missing rank is said", r.returncode == 0 and "no trace of rank 1 (of 0 to 1)" in r.stderr and "pipeline" not in json.loads(r.stdout), r.stdout + r.stderr)
+    works("a missing rank is said", ["lockstep", "report", d / "pp", "--json"], lambda r: "no trace of rank 1 (of 0 to 1)" in r.stderr and "pipeline" not in json.loads(r.stdout))
     (d / "empty").mkdir()
     refused("an empty folder", ["lockstep", "report", d / "empty"], "an empty folder", "--out", "--trace")
     refused("no folder", ["lockstep", "report", d / "none"], "which does not exist")
@@ -125,8 +114,7 @@ with tempfile.TemporaryDirectory() as folder:
     refused("a foreign file", ["lockstep", "report", d / "empty"], "rank-0.json: expected a trace that Lockstep wrote")
     refused("one file for several ranks", [*gpt, "--steps", 2, "--ranks", 2, "--trace", d / "t.json"], "expected a folder for the traces of 2 ranks")
     refused("a place that cannot be", [*gpt, "--steps", 2, "--trace", text], "[trace] cannot create the folder")
-    r = run(*gpt, "--trace", d / "x", LOCKSTEP_TRACE_MIB="0")
-    check("a limit that is none", r.returncode == 2 and "LOCKSTEP_TRACE_MIB" in r.stderr, r.stderr)
+    refused("a limit that is none", [*gpt, "--trace", d / "x"], "LOCKSTEP_TRACE_MIB", code=2, LOCKSTEP_TRACE_MIB="0")
     shutil.rmtree(d / "run")
 
     # Predictions.
@@ -135,13 +123,10 @@ with tempfile.TemporaryDirectory() as folder:
     r = run(*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--json")
     p = json.loads(r.stdout)
     check("simulate a step", r.returncode == 0 and p["ranks"] == 1024 and abs(sum(t["seconds"] for t in p["terms"]) / p["step"] - 1) < 1e-9 and p["bound"] in {t["name"] for t in p["terms"]}, r.stdout + r.stderr)
-    r = run(*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--host-bandwidth", "300GB/s", "--dtype", "bf16", "--recompute")
-    check("its table", r.returncode == 0 and all(w in r.stdout for w in ("idle (bubble)", "bound by", "tokens/s", "tensor parallel", "within a host")), r.stdout + r.stderr)
+    works("its table", [*step, "--plan", "dp64+pp4+tp4+zero1", *given, "--host-bandwidth", "300GB/s", "--dtype", "bf16", "--recompute"], lambda r: all(w in r.stdout for w in ("idle (bubble)", "bound by", "tokens/s", "tensor parallel", "within a host")))
     small = ["lockstep", "simulate", "--model", "gpt:2x32x2", "--vocab", 256, "--context", 32, "--micro-batch", 4]
-    r = run(*small, "--plan", "dp2", "--ranks-per-host", 2, "--measure", "--json")
-    check("costs of this machine", r.returncode == 0 and "measured here" in json.loads(r.stdout)["costs"]["origin"] and json.loads(r.stdout)["step"] > 0, r.stdout + r.stderr)
-    r = run(*small, "--plan", "dp2", "--measure", d / "threads", "--json")
-    check("costs of a trace", r.returncode == 0 and json.loads(r.stdout)["costs"]["origin"] == "trace of 2 ranks", r.stdout + r.stderr)
+    works("costs of this machine", [*small, "--plan", "dp2", "--ranks-per-host", 2, "--measure", "--json"], lambda r: "measured here" in json.loads(r.stdout)["costs"]["origin"] and json.loads(r.stdout)["step"] > 0)
+    works("costs of a trace", [*small, "--plan", "dp2", "--measure", d / "threads", "--json"], lambda r: json.loads(r.stdout)["costs"]["origin"] == "trace of 2 ranks")
     refused("no costs", [*step, "--plan", "dp2"], "expected --flops, or --measure", "got neither", code=2)
     refused("a plan that is none", [*step, "--plan", "dp2,pp2", *given], "such as dp2+pp2+tp2+zero1", '"dp2,pp2"', code=2)
     refused("a plan of shared sequences", [*step, "--plan", "dp2+cp2", *given], "cp", "not modelled", "lockstep plan", code=2)
@@ -155,6 +140,6 @@ with tempfile.TemporaryDirectory() as folder:
     refused("both kinds of simulation", [*step, "--plan", "dp2", *given, "--ranks", 4], "--ranks is for a collective", code=2)
     refused("neither kind", ["lockstep", "simulate"], "simulate needs --ranks", code=2)
     refused("a folder without traces", [*small, "--plan", "dp2", "--measure", d / "none"], "found none", code=2)
-    check("nothing is left", not left_behind(folder), left_behind(folder))
+    check("nothing is left", not left_behind(d), left_behind(d))
 
 finish()

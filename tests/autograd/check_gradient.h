@@ -44,4 +44,10 @@ inline void check_gradients(const char* name, const std::vector<Shape>& shapes, 
   check_gradients(name, shapes, {}, fn);
 }
 
+/// The same for an expression of x[0], x[1] and so on, whose shapes follow.
+#define CHECK_GRADIENT(expression, ...) \
+  check_gradient(#expression, {__VA_ARGS__}, [&](const lockstep::Inputs& x) { return expression; })
+#define CHECK_GRADIENTS(expression, ...) \
+  check_gradients(#expression, {__VA_ARGS__}, [&](const lockstep::Inputs& x) { return expression; })
+
 }  // namespace lockstep

@@ -21,6 +21,12 @@ struct OpRow {
   double low = -2, high = 2;
 };
 
+/// The row of an expression of x[0], x[1] and so on, whose shapes follow.
+#define OP_ROW(expression, ...)                                                        \
+  {                                                                                    \
+#expression, {__VA_ARGS__ }, [=](const lockstep::Inputs& x) { return expression; } \
+  }
+
 /// Checks the first and second derivatives of a row, at contiguous inputs, at views, and for one input at a time.
 inline void check_row(const OpRow& row) {
   CAPTURE(row.name);

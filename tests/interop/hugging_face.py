@@ -8,7 +8,6 @@ transformers is missing; $PYTHON names another interpreter that may have them.
 Usage: hugging_face.py PATH/TO/gpt
 """
 import json
-import os
 import pathlib
 import sys
 import tempfile

@@ -43,6 +43,16 @@ class Run:
                 fan = 100 if p.dim() < 2 else p.numel() // p.shape[0]
                 p.data = torch.tensor((2 * number(key, p.numel()) - 1) / math.sqrt(fan), dtype=torch.float32).reshape(p.shape)
 
+    def module(self, **parts):
+        """A module with these parts and initial values."""
+        from torch import nn
+
+        made = nn.Module()
+        for name, part in parts.items():
+            made.add_module(name, part)
+        self.start(made)
+        return made
+
     def uniform(self, *shape):
         import torch
 
@@ -83,9 +93,7 @@ def programs():
         return losses
 
     def vae(run):
-        m = nn.Module()
-        m.fc1, m.fc21, m.fc22, m.fc3, m.fc4 = nn.Linear(784, 128), nn.Linear(128, 8), nn.Linear(128, 8), nn.Linear(8, 128), nn.Linear(128, 784)
-        run.start(m)
+        m = run.module(fc1=nn.Linear(784, 128), fc21=nn.Linear(128, 8), fc22=nn.Linear(128, 8), fc3=nn.Linear(8, 128), fc4=nn.Linear(128, 784))
 
         def loss():
             x = run.digits(32)[0].reshape(32, 784)
@@ -98,9 +106,7 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 1e-3), loss)
 
     def mnist_rnn(run):
-        m = nn.Module()
-        m.lstm, m.head = nn.LSTM(28, 64, batch_first=True), nn.Linear(64, 10)
-        run.start(m)
+        m = run.module(lstm=nn.LSTM(28, 64, batch_first=True), head=nn.Linear(64, 10))
 
         def loss():
             images, labels = run.digits(32)
@@ -109,9 +115,7 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss, clip=1)
 
     def super_resolution(run):
-        m = nn.Module()
-        m.conv1, m.conv2, m.conv3 = nn.Conv2d(1, 16, 5, padding=2), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)
-        run.start(m)
+        m = run.module(conv1=nn.Conv2d(1, 16, 5, padding=2), conv2=nn.Conv2d(16, 16, 3, padding=1), conv3=nn.Conv2d(16, 4, 3, padding=1))
 
         def loss():
             large = run.digits(16)[0]
@@ -120,9 +124,7 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
 
     def siamese(run):
-        m = nn.Module()
-        m.conv1, m.conv2, m.head = nn.Conv2d(1, 8, 5, padding=2), nn.Conv2d(8, 16, 5, padding=2), nn.Linear(16 * 49, 16)
-        run.start(m)
+        m = run.module(conv1=nn.Conv2d(1, 8, 5, padding=2), conv2=nn.Conv2d(8, 16, 5, padding=2), head=nn.Linear(16 * 49, 16))
 
         def partners(labels, same):
             found = []
@@ -144,9 +146,7 @@ def programs():
     def time_series(run):
         starts = run.uniform(16).double()
         waves = torch.sin(torch.arange(61).double()[:, None] / 5 + 20 * starts[None])[..., None]
-        m = nn.Module()
-        m.lstm, m.linear = nn.LSTM(1, 24, 2), nn.Linear(24, 1)
-        run.start(m)
+        m = run.module(lstm=nn.LSTM(1, 24, 2), linear=nn.Linear(24, 1))
         m.double()
         optimizer = torch.optim.LBFGS(m.parameters(), lr=0.8, max_iter=10, line_search_fn="strong_wolfe")
 
@@ -182,62 +182,53 @@ def programs():
 
         return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss)
 
-    def dcgan(run):
-        g, d = nn.Module(), nn.Module()
+    def adversarial(run, d, rate, betas, of_critic, of_maker):
+        """The losses of a critic d of digits, against a generator. of_critic(real, made) and of_maker(made) are the losses of both."""
+        g = nn.Module()
         g.up1, g.norm1 = nn.ConvTranspose2d(16, 32, 7, bias=False), nn.BatchNorm2d(32)
         g.up2, g.norm2 = nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16)
         g.up3 = nn.ConvTranspose2d(16, 1, 4, 2, 1, bias=False)
-        d.down1, d.down2, d.norm2, d.head = nn.Conv2d(1, 16, 4, 2, 1, bias=False), nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.Linear(32 * 49, 1)
         run.start(g, d)
-        makes, judges = torch.optim.Adam(g.parameters(), 5e-4, (0.5, 0.999)), torch.optim.Adam(d.parameters(), 5e-4, (0.5, 0.999))
+        makes, judges = (torch.optim.Adam(module.parameters(), rate, betas) for module in (g, d))
+        losses = []
+        for _ in range(STEPS):
+            real = run.digits(16)[0] * 2 - 1
+            made = torch.tanh(g.up3(F.relu(g.norm2(g.up2(F.relu(g.norm1(g.up1(run.normal(16, 16, 1, 1)))))))))
+            loss = of_critic(real, made)
+            judges.zero_grad()
+            loss.backward()
+            judges.step()
+            makes.zero_grad()
+            of_maker(made).backward()
+            makes.step()
+            losses.append(loss.item())
+        return losses
+
+    def dcgan(run):
+        d = nn.Module()
+        d.down1, d.down2, d.norm2, d.head = nn.Conv2d(1, 16, 4, 2, 1, bias=False), nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.Linear(32 * 49, 1)
 
         def judged(images, real):
             x = F.leaky_relu(d.norm2(d.down2(F.leaky_relu(d.down1(images), 0.2))), 0.2)
             scores = d.head(x.flatten(1)).flatten()
             return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, float(real)))
 
-        losses = []
-        for _ in range(STEPS):
-            real = run.digits(16)[0] * 2 - 1
-            made = torch.tanh(g.up3(F.relu(g.norm2(g.up2(F.relu(g.norm1(g.up1(run.normal(16, 16, 1, 1)))))))))
-            loss = judged(real, True) + judged(made.detach(), False)
-            judges.zero_grad()
-            loss.backward()
-            judges.step()
-            makes.zero_grad()
-            judged(made, True).backward()
-            makes.step()
-            losses.append(loss.item())
-        return losses
+        return adversarial(run, d, 5e-4, (0.5, 0.999), lambda real, made: judged(real, True) + judged(made.detach(), False), lambda made: judged(made, True))
 
     def wgan_gp(run):
-        g, d = nn.Module(), nn.Module()
-        g.up1, g.norm1 = nn.ConvTranspose2d(16, 32, 7, bias=False), nn.BatchNorm2d(32)
-        g.up2, g.norm2 = nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16)
-        g.up3 = nn.ConvTranspose2d(16, 1, 4, 2, 1, bias=False)
+        d = nn.Module()
         d.down1, d.down2, d.head = nn.Conv2d(1, 16, 4, 2, 1), nn.Conv2d(16, 32, 4, 2, 1), nn.Linear(32 * 49, 1)
-        run.start(g, d)
-        makes, judges = torch.optim.Adam(g.parameters(), 2e-4, (0.5, 0.9)), torch.optim.Adam(d.parameters(), 2e-4, (0.5, 0.9))
 
         def critic(images):
             return d.head(F.leaky_relu(d.down2(F.leaky_relu(d.down1(images), 0.2)), 0.2).flatten(1)).flatten()
 
-        losses = []
-        for _ in range(STEPS):
-            real = run.digits(16)[0] * 2 - 1
-            made = torch.tanh(g.up3(F.relu(g.norm2(g.up2(F.relu(g.norm1(g.up1(run.normal(16, 16, 1, 1)))))))))
+        def loss(real, made):
             gap = critic(made.detach()).mean() - critic(real).mean()
             between = (made.detach() + (real - made.detach()) * run.uniform(16, 1, 1, 1)).requires_grad_()
             slope, = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-            loss = gap + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean()
-            judges.zero_grad()
-            loss.backward()
-            judges.step()
-            makes.zero_grad()
-            (-critic(made).mean()).backward()
-            makes.step()
-            losses.append(loss.item())
-        return losses
+            return gap + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean()
+
+        return adversarial(run, d, 2e-4, (0.5, 0.9), loss, lambda made: -critic(made).mean())
 
     def ddpm(run):
         beta = [1e-3 + 0.12 * t / 49 for t in range(50)]
@@ -246,9 +237,7 @@ def programs():
             left = torch.tensor(left * (1 - b), dtype=torch.float32).item()
             alpha.append(left)
         alpha = torch.tensor(alpha)
-        m = nn.Module()
-        m.table, m.fc1, m.fc2, m.fc3 = nn.Embedding(50, 64), nn.Linear(2, 64), nn.Linear(64, 64), nn.Linear(64, 2)
-        run.start(m)
+        m = run.module(table=nn.Embedding(50, 64), fc1=nn.Linear(2, 64), fc2=nn.Linear(64, 64), fc3=nn.Linear(64, 2))
 
         def loss():
             angle = run.uniform(128, 1).sqrt() * 9
@@ -261,11 +250,8 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 3e-3), loss)
 
     def unet(run):
-        m = nn.Module()
-        m.down1, m.down2, m.bottom = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
-        m.up2, m.merge2, m.up1, m.merge1 = nn.ConvTranspose2d(32, 16, 2, 2), nn.Conv2d(32, 16, 3, padding=1), nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 8, 3, padding=1)
-        m.head = nn.Conv2d(8, 1, 1)
-        run.start(m)
+        m = run.module(down1=nn.Conv2d(1, 8, 3, padding=1), down2=nn.Conv2d(8, 16, 3, padding=1), bottom=nn.Conv2d(16, 32, 3, padding=1), up2=nn.ConvTranspose2d(32, 16, 2, 2),
+                       merge2=nn.Conv2d(32, 16, 3, padding=1), up1=nn.ConvTranspose2d(16, 8, 2, 2), merge1=nn.Conv2d(16, 8, 3, padding=1), head=nn.Conv2d(8, 1, 1))
 
         def loss():
             clean = run.digits(8)[0]
@@ -289,9 +275,7 @@ def programs():
         return [x, v, angle, w], abs(x) < 2.4 and abs(angle) < 0.2095
 
     def reinforce(run):
-        m = nn.Module()
-        m.fc1, m.fc2 = nn.Linear(4, 64), nn.Linear(64, 2)
-        run.start(m)
+        m = run.module(fc1=nn.Linear(4, 64), fc2=nn.Linear(64, 2))
         optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
         for _ in range(STEPS):
             sampled = run.uniform(204).tolist()
@@ -316,9 +300,7 @@ def programs():
         return losses
 
     def ppo(run):
-        m = nn.Module()
-        m.fc1, m.policy, m.value = nn.Linear(4, 64), nn.Linear(64, 2), nn.Linear(64, 1)
-        run.start(m)
+        m = run.module(fc1=nn.Linear(4, 64), policy=nn.Linear(64, 2), value=nn.Linear(64, 1))
         optimizer, losses, state = torch.optim.Adam(m.parameters(), 5e-3), [], [0.0] * 4
 
         def model(states):
@@ -361,11 +343,8 @@ def programs():
         return losses
 
     def translation(run):
-        m = nn.Module()
-        m.source_table, m.target_table = nn.Embedding(12, 48), nn.Embedding(13, 48)
-        m.encoder, m.decoder = nn.GRU(48, 48, batch_first=True), nn.GRU(48, 48, batch_first=True)
-        m.merge, m.head = nn.Linear(96, 48), nn.Linear(48, 12)
-        run.start(m)
+        m = run.module(source_table=nn.Embedding(12, 48), target_table=nn.Embedding(13, 48), encoder=nn.GRU(48, 48, batch_first=True),
+                       decoder=nn.GRU(48, 48, batch_first=True), merge=nn.Linear(96, 48), head=nn.Linear(48, 12))
 
         def loss():
             source = (run.uniform(32, 8) * 12).long()
@@ -379,9 +358,7 @@ def programs():
         return trained(m, torch.optim.Adam(m.parameters(), 5e-3), loss, clip=1)
 
     def speech(run):
-        m = nn.Module()
-        m.gru, m.head = nn.GRU(6, 48, bidirectional=True), nn.Linear(96, 7)
-        run.start(m)
+        m = run.module(gru=nn.GRU(6, 48, bidirectional=True), head=nn.Linear(96, 7))
 
         def loss():
             tone, time = run.uniform(16, 4).tolist(), run.uniform(16, 4).tolist()
@@ -401,10 +378,7 @@ def programs():
         """forward(x, state) returns outputs and the next state; each step reads three short sentences."""
 
         def losses(run):
-            m = nn.Module()
-            m.table, m.decoder = nn.Embedding(14, 32), nn.Linear(32, 14)
-            m.add_module(*model())
-            run.start(m)
+            m = run.module(table=nn.Embedding(14, 32), decoder=nn.Linear(32, 14), **model())
             state = None
 
             def loss():
@@ -433,10 +407,10 @@ def programs():
         return m.transformer(x * math.sqrt(32) + positions, mask=nn.Transformer.generate_square_subsequent_mask(21), is_causal=True), None
 
     by_words = {
-        "word_language_model": words(lambda: ("lstm", nn.LSTM(32, 32, 2)), lstm),
-        "word_language_model --model gru": words(lambda: ("gru", nn.GRU(32, 32, 2)), gru),
+        "word_language_model": words(lambda: dict(lstm=nn.LSTM(32, 32, 2)), lstm),
+        "word_language_model --model gru": words(lambda: dict(gru=nn.GRU(32, 32, 2)), gru),
         "word_language_model --model transformer": words(
-            lambda: ("transformer", nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, dropout=0), 2, enable_nested_tensor=False)), transformer),
+            lambda: dict(transformer=nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, dropout=0), 2, enable_nested_tensor=False)), transformer),
     }
     return {f.__name__: f for f in (vae, mnist_rnn, super_resolution, siamese, time_series, flow, dcgan, wgan_gp, ddpm, unet, reinforce, ppo, translation, speech)} | by_words
 

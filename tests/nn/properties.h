@@ -51,6 +51,20 @@ template <class Make> void check_built_empty(const Make& make) {
   }
 }
 
+/// The losses of the first and the last of `steps` training steps.
+inline std::pair<double, double> first_and_last(optim::Optimizer& optimizer, int steps,
+                                                const std::function<Variable()>& loss_of) {
+  std::pair<double, double> losses;
+  for (int step = 0; step < steps; ++step) {
+    const Variable loss = loss_of();
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step ? losses.second : losses.first) = loss.item();
+  }
+  return losses;
+}
+
 /// Values by name.
 using NamedValues = std::vector<std::pair<std::string, Tensor>>;
 /// Is called behind each step, and may add values.

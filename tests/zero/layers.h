@@ -6,6 +6,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "autograd/variable.h"
 #include "nn/nn.h"
@@ -89,6 +92,14 @@ inline void check_same_bits(const MakeModel& make, bool blocks = false) {
   }
   const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
   CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small, .wrap = blocks})) == "");
+}
+
+/// The same for each of several models.
+inline void check_each_same_bits(const std::vector<std::pair<std::string, MakeModel>>& models, bool blocks = false) {
+  for (const auto& [name, make] : models) {
+    CAPTURE(name);
+    check_same_bits(make, blocks);
+  }
 }
 
 /// Checks that a penalty of a gradient gives two ranks the bits of one under DDP and in stages 1 and 2, and that stage

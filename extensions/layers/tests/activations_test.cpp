@@ -31,12 +31,12 @@ TEST_CASE("activations: 16 bits are near f32") {
 }
 
 TEST_CASE("activations: invalid options are rejected") {
-  CHECK_ERROR(CELU({.alpha = 0}), "[CELU] expected alpha > 0, got 0");
-  CHECK_ERROR(Hardtanh({.low = 1, .high = -1}), "[Hardtanh] expected low <= high, got 1 and -1");
-  CHECK_ERROR(Hardshrink({.lambda = -1}), "[Hardshrink] expected lambda >= 0, got -1");
-  CHECK_ERROR(Softshrink({.lambda = -1}), "[Softshrink] expected lambda >= 0, got -1");
-  CHECK_ERROR(Threshold({.threshold = NAN, .value = 0}), "[Threshold] expected a threshold other than NaN, got nan");
-  CHECK_ERROR(Softmax2d()(zeros({2, 5})), "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got (2, 5)");
-  CHECK_ERROR(AlphaDropout({.p = -1}), "[AlphaDropout] expected p in [0, 1], got -1");
-  CHECK_ERROR(FeatureAlphaDropout()(zeros({2})), "[FeatureAlphaDropout] expected input (N, C, ...), got (2)");
+  CHECK_REJECTED(CELU, ({.alpha = 0}), "alpha > 0, got 0");
+  CHECK_REJECTED(Hardtanh, ({.low = 1, .high = -1}), "low <= high, got 1 and -1");
+  CHECK_REJECTED(Hardshrink, ({.lambda = -1}), "lambda >= 0, got -1");
+  CHECK_REJECTED(Softshrink, ({.lambda = -1}), "lambda >= 0, got -1");
+  CHECK_REJECTED(Threshold, ({.threshold = NAN, .value = 0}), "a threshold other than NaN, got nan");
+  CHECK_REJECTED(Softmax2d, ()(zeros({2, 5})), "input (N, C, H, W) or (C, H, W), got (2, 5)");
+  CHECK_REJECTED(AlphaDropout, ({.p = -1}), "p in [0, 1], got -1");
+  CHECK_REJECTED(FeatureAlphaDropout, ()(zeros({2})), "input (N, C, ...), got (2)");
 }

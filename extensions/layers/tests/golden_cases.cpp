@@ -168,11 +168,14 @@ void add_similarity(Functions& functions) {
   functions.calls["PairwiseDistance"] = call<PairwiseDistance>;
 }
 
+/// Layers without options.
+template <class... L> void add_plain(Functions& functions) {
+  ((functions.layers[L().kind()] = [](const Case&) { return make<L>(); }), ...);
+}
+
 void add_activations(Functions& functions) {
   auto& t = functions.layers;
-  t["Tanhshrink"] = [](const Case&) { return make<Tanhshrink>(); };
-  t["Softsign"] = [](const Case&) { return make<Softsign>(); };
-  t["SELU"] = [](const Case&) { return make<SELU>(); };
+  add_plain<Tanhshrink, Softsign, SELU, Softmax2d, AlphaDropout, ReLU6, Hardsigmoid, LogSigmoid, Dropout1d>(functions);
   t["CELU"] = [](const Case& c) { return make<CELU>({c.number("alpha", CELU().alpha)}); };
   t["Hardtanh"] = [](const Case& c) {
     return make<Hardtanh>({c.number("low", Hardtanh().o.low), c.number("high", Hardtanh().o.high)});
@@ -181,8 +184,6 @@ void add_activations(Functions& functions) {
   t["Softshrink"] = [](const Case& c) { return make<Softshrink>({c.number("lambda", Softshrink().lambda)}); };
   t["Threshold"] = [](const Case& c) { return make<Threshold>({c.number("threshold"), c.number("value")}); };
   t["Softmin"] = [](const Case& c) { return make<Softmin>({c.integer("dim")}); };
-  t["Softmax2d"] = [](const Case&) { return make<Softmax2d>(); };
-  t["AlphaDropout"] = [](const Case&) { return make<AlphaDropout>(); };
 }
 
 InstanceNorm::Options instance_norm(const Case& c) {
@@ -206,10 +207,6 @@ void add_more_layers(Functions& functions) {
   t["GroupNorm"] = [](const Case& c) {
     return make<GroupNorm>({c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)});
   };
-  t["ReLU6"] = [](const Case&) { return make<ReLU6>(); };
-  t["Hardsigmoid"] = [](const Case&) { return make<Hardsigmoid>(); };
-  t["LogSigmoid"] = [](const Case&) { return make<LogSigmoid>(); };
-  t["Dropout1d"] = [](const Case&) { return make<Dropout1d>(); };
   t["PReLU"] = [](const Case& c) { return make<PReLU>({c.integer("channels", 1)}); };
   t["RReLU"] = [](const Case& c) {
     return make<RReLU>({c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});

@@ -65,14 +65,8 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   net.to(f32).train();
   optim::AdamW optimizer(net.parameters(), {.lr = 3e-2});
   const Tensor images = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
-  double first = 0, last = 0;
-  for (int step = 0; step < 60; ++step) {
-    const Variable loss = cross_entropy(net(images, bag_index(), bag_offsets()), target);
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
+  const auto [first, last] = testing::first_and_last(
+      optimizer, 60, [&] { return cross_entropy(net(images, bag_index(), bag_offsets()), target); });
   CHECK(last < 0.2 * first);
   // After training, the normalized weight still has a largest singular value of 1.
   auto& conv = dynamic_cast<Parametrized<Conv2d, SpectralNorm>&>(net.image[0]);
@@ -86,7 +80,7 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
 
 TEST_CASE("layers: gradients of group_norm") {
   manual_seed(6);
-  check_gradients("group_norm", {{2, 6, 3, 2}, {6}, {6}}, [](auto& x) { return group_norm(x[0], 3, x[1], x[2]); });
+  CHECK_GRADIENTS(group_norm(x[0], 3, x[1], x[2]), {2, 6, 3, 2}, {6}, {6});
 }
 
 TEST_CASE("layers: dropout of channels, and of SELU's values") {
@@ -192,54 +186,47 @@ TEST_CASE("layers: 16 bits are near f32") {
 TEST_CASE("layers: invalid options are rejected") {
   const Tensor index = bag_index();
   const auto offsets = [](std::initializer_list<int64_t> at) { return Tensor::from<int64_t>(at); };
-  CHECK_ERROR(PReLU({.channels = 0}), "[PReLU] expected channels > 0, got 0");
-  CHECK_ERROR(PReLU({.channels = 3})(zeros({2, 4})), "[PReLU] expected input (N, 3, ...), got (2, 4)");
-  CHECK_ERROR(PReLU({.channels = 3})(zeros({3})), "[PReLU] expected input (N, 3, ...), got (3)");
-  CHECK_ERROR(RReLU({.lower = 0.5, .upper = 0.25}), "[RReLU] expected finite lower <= upper, got 0.5 and 0.25");
-  CHECK_ERROR(GLU()(zeros({2, 5})), "[GLU] expected an even size in dim -1, got (2, 5)");
-  CHECK_ERROR(GLU()(zeros({})), "[GLU] expected an even size in dim -1, got ()");
-  CHECK_ERROR(Dropout2d({.p = 1.5}), "[Dropout2d] expected p in [0, 1], got 1.5");
-  CHECK_ERROR(Dropout2d()(zeros({2, 3, 4})), "[Dropout2d] expected (4)-dimensional input, got (2, 3, 4)");
-  CHECK_ERROR(Dropout1d()(zeros({2})), "[Dropout1d] expected (2, 3)-dimensional input, got (2)");
-  CHECK_ERROR(Unflatten({.dim = 0, .shape = {}}), "[Unflatten] expected a shape of at least one dim");
+  EmbeddingBag bag({.num = 5, .dim = 2}), summed({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum});
+  CHECK_REJECTED(PReLU, ({.channels = 0}), "channels > 0, got 0");
+  CHECK_REJECTED(PReLU, ({.channels = 3})(zeros({2, 4})), "input (N, 3, ...), got (2, 4)");
+  CHECK_REJECTED(PReLU, ({.channels = 3})(zeros({3})), "input (N, 3, ...), got (3)");
+  CHECK_REJECTED(RReLU, ({.lower = 0.5, .upper = 0.25}), "finite lower <= upper, got 0.5 and 0.25");
+  CHECK_REJECTED(GLU, ()(zeros({2, 5})), "an even size in dim -1, got (2, 5)");
+  CHECK_REJECTED(GLU, ()(zeros({})), "an even size in dim -1, got ()");
+  CHECK_REJECTED(Dropout2d, ({.p = 1.5}), "p in [0, 1], got 1.5");
+  CHECK_REJECTED(Dropout2d, ()(zeros({2, 3, 4})), "(4)-dimensional input, got (2, 3, 4)");
+  CHECK_REJECTED(Dropout1d, ()(zeros({2})), "(2, 3)-dimensional input, got (2)");
+  CHECK_REJECTED(Unflatten, ({.dim = 0, .shape = {}}), "a shape of at least one dim");
   CHECK_ERROR(Unflatten({.dim = 0, .shape = {-1, -1}}), "at most one of -1, got (-1, -1)");
-  CHECK_ERROR(Unflatten({.dim = 1, .shape = {-1, 4}})(zeros({2, 6})),
-              "[Unflatten] expected sizes whose product is 6, dim 1 of (2, 6), got (-1, 4)");
+  CHECK_REJECTED(Unflatten, ({.dim = 1, .shape = {-1, 4}})(zeros({2, 6})),
+                 "sizes whose product is 6, dim 1 of (2, 6), got (-1, 4)");
   CHECK_ERROR(Unflatten({.dim = 2, .shape = {-1, 4}})(zeros({2, 6})), "[Unflatten]");
-  CHECK_ERROR(PixelShuffle({.factor = 0}), "[PixelShuffle] expected factor > 0, got 0");
-  CHECK_ERROR(PixelShuffle({.factor = 2})(zeros({2, 6, 4, 4})),
-              "[PixelShuffle] expected input (..., C, H, W) with C a multiple of 4, got");
+  CHECK_REJECTED(PixelShuffle, ({.factor = 0}), "factor > 0, got 0");
+  CHECK_REJECTED(PixelShuffle, ({.factor = 2})(zeros({2, 6, 4, 4})),
+                 "input (..., C, H, W) with C a multiple of 4, got");
   CHECK_ERROR(PixelUnshuffle({.factor = 2})(zeros({2, 6, 4, 3})),
               "expected input (..., C, H, W) with H and W multiples of 2, got (2, 6, 4, 3)");
-  CHECK_ERROR(ChannelShuffle({.groups = 4})(zeros({2, 6, 4})),
-              "[ChannelShuffle] expected input (N, C, ...) with C a multiple of 4");
-  CHECK_ERROR(group_norm(zeros({64, 5}), 2),
-              "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
+  CHECK_REJECTED(ChannelShuffle, ({.groups = 4})(zeros({2, 6, 4})), "input (N, C, ...) with C a multiple of 4");
+  CHECK_REJECTED(group_norm, (zeros({64, 5}), 2), "x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
   CHECK_ERROR(GroupNorm({.groups = 3, .channels = 4}), "expected groups to divide 4");
   CHECK_ERROR(InstanceNorm1d({.channels = 0}), "[InstanceNorm] expected channels > 0, got 0");
-  CHECK_ERROR(
-      InstanceNorm2d({.channels = 3})(zeros({2, 4, 5, 5})),
-      "[InstanceNorm2d] expected 4-dimensional input with 3 channels in dim 1, or the same without a batch, got");
-  CHECK_ERROR(InstanceNorm1d({.channels = 3})(zeros({2, 3, 5, 5})), "[InstanceNorm1d] expected 3-dimensional input");
+  CHECK_REJECTED(InstanceNorm2d, ({.channels = 3})(zeros({2, 4, 5, 5})),
+                 "4-dimensional input with 3 channels in dim 1, or the same without a batch, got");
+  CHECK_REJECTED(InstanceNorm1d, ({.channels = 3})(zeros({2, 3, 5, 5})), "3-dimensional input");
   CHECK_ERROR(InstanceNorm1d({.channels = 3})(zeros({2, 3, 1})), "expected more than 1 value per channel");
   CHECK_ERROR(EmbeddingBag({.num = 0, .dim = 2}), "expected sizes > 0, got num 0");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index), "[EmbeddingBag] expected offsets with an index of one dim");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1}), offsets({0})),
-              "and none with (bags, n), got (5, 1)");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1, 1})),
-              "expected index (n) with offsets, or (bags, n)");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, zeros({2})), "expected offsets i64 (bags), got f32 (2)");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({1, 2})),
-              "expected non-decreasing offsets from 0 up to");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 3, 2})), "up to 5, the number of indices");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0, 6})), "up to 5, the number of indices");
+  CHECK_ERROR_BEGINS(bag(index), "[EmbeddingBag] expected offsets with an index of one dim");
+  CHECK_ERROR(bag(index.view({5, 1}), offsets({0})), "and none with (bags, n), got (5, 1)");
+  CHECK_ERROR(bag(index.view({5, 1, 1})), "expected index (n) with offsets, or (bags, n)");
+  CHECK_ERROR(bag(index, zeros({2})), "expected offsets i64 (bags), got f32 (2)");
+  CHECK_ERROR(bag(index, offsets({1, 2})), "expected non-decreasing offsets from 0 up to");
+  CHECK_ERROR(bag(index, offsets({0, 3, 2})), "up to 5, the number of indices");
+  CHECK_ERROR(bag(index, offsets({0, 6})), "up to 5, the number of indices");
   CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2, .last_offset = true})(index, offsets({0, 3})), "which is the last one");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index, offsets({0}), ones({5})), "and mode sum");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}), ones({4})),
-              "[EmbeddingBag] expected weights of index's shape (5) in f32 and mode sum, got (4) in f32");
-  CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}),
-                                                                                  ones({5}, {.dtype = f64})),
-              "got (5) in f64");
+  CHECK_ERROR(bag(index, offsets({0}), ones({5})), "and mode sum");
+  CHECK_REJECTED(EmbeddingBag, ({.num = 5, .dim = 2, .mode = EmbeddingBag::Mode::sum})(index, offsets({0}), ones({4})),
+                 "weights of index's shape (5) in f32 and mode sum, got (4) in f32");
+  CHECK_ERROR(summed(index, offsets({0}), ones({5}, {.dtype = f64})), "got (5) in f64");
   CHECK_ERROR(weight_norm(Linear({.in = 2, .out = 2}), {.dim = 2}), "[WeightNorm]");
   CHECK_ERROR(weight_norm(RMSNorm({.size = 4})),
               "[WeightNorm] expected a layer with a weight of at least 2 dims, got (4)");

@@ -24,18 +24,14 @@ TEST_CASE("picking: gradients match finite differences") {
   manual_seed(9);
   const Tensor mask = Tensor::from<int64_t>({1, 0, 1, 1, 0, 1}, {2, 3}).to(boolean);
   const Tensor rows = Tensor::from<int64_t>({1, 0, -1, 1}), columns = Tensor::from<int64_t>({2, 0, 2, 2});
-  check_gradient("masked_select", {{2, 3}}, [&](auto& x) { return masked_select(x[0], mask); });
-  check_gradient("masked_select broadcast", {{4, 1, 3}}, [&](auto& x) { return masked_select(x[0], mask); });
-  check_gradient("index_put accumulate", {{2, 3}, {4}}, [&](auto& x) {
-    return index_put(x[0], {rows, columns}, x[1], true);
-  });
-  check_gradient("index_put rows", {{2, 3}, {1, 3}}, [&](auto& x) { return index_put(x[0], {rows}, x[1], true); });
-  check_gradient("index_put :", {{5, 3, 2}, {4}}, [&](auto& x) {
-    return index_put(x[0], {{}, columns}, x[1].unsqueeze(-1), true);
-  });
-  check_gradient("index_put mask", {{2, 3}, {}}, [&](auto& x) { return index_put(x[0], {mask}, x[1]); });
-  check_gradient("kthvalue", {{3, 4}}, [](auto& x) { return kthvalue(x[0], 2, 0).values; });
-  check_gradient("msort", {{4, 3}}, [](auto& x) { return msort(x[0]); });
+  CHECK_GRADIENT(masked_select(x[0], mask), {2, 3});
+  CHECK_GRADIENT(masked_select(x[0], mask), {4, 1, 3});
+  CHECK_GRADIENT(index_put(x[0], {rows, columns}, x[1], true), {2, 3}, {4});
+  CHECK_GRADIENT(index_put(x[0], {rows}, x[1], true), {2, 3}, {1, 3});
+  CHECK_GRADIENT(index_put(x[0], {{}, columns}, x[1].unsqueeze(-1), true), {5, 3, 2}, {4});
+  CHECK_GRADIENT(index_put(x[0], {mask}, x[1]), {2, 3}, {});
+  CHECK_GRADIENT(kthvalue(x[0], 2, 0).values, {3, 4});
+  CHECK_GRADIENT(msort(x[0]), {4, 3});
 }
 
 TEST_CASE("picking: the last value for an index wins, sums are in order, and x is not changed") {
@@ -127,35 +123,33 @@ TEST_CASE("picking: slices from unique along a dim make up the whole, are sorted
 
 TEST_CASE("picking: invalid arguments are rejected") {
   const Tensor x = zeros({2, 3}), list = Tensor::from<int64_t>({0, 1});
-  CHECK_ERROR(masked_select(x, x), "[masked_select] expected a bool mask, got f32");
-  CHECK_ERROR(index_put(x, {list, list, list}, zeros({})), "[index_put] expected indices for at most 2 dims, got 3");
-  CHECK_ERROR(index_put(x, {Tensor::from<int64_t>({2})}, zeros({})),
-              "[index_put] expected indices in [-2, 2) for dim 0, got 2 at position 0");
-  CHECK_ERROR(index_put(x, {list.to(f32)}, zeros({})), "[index_put] expected indices of i64 or bool, got f32");
-  CHECK_ERROR(index_put(x, {list.to(boolean).narrow(0, 0, 1)}, zeros({})),
-              "[index_put] expected a mask whose sizes equal those of (2, 3) from dim 0 on, got (1)");
+  CHECK_REJECTED(masked_select, (x, x), "a bool mask, got f32");
+  CHECK_REJECTED(index_put, (x, {list, list, list}, zeros({})), "indices for at most 2 dims, got 3");
+  CHECK_REJECTED(index_put, (x, {Tensor::from<int64_t>({2})}, zeros({})),
+                 "indices in [-2, 2) for dim 0, got 2 at position 0");
+  CHECK_REJECTED(index_put, (x, {list.to(f32)}, zeros({})), "indices of i64 or bool, got f32");
+  CHECK_REJECTED(index_put, (x, {list.to(boolean).narrow(0, 0, 1)}, zeros({})),
+                 "a mask whose sizes equal those of (2, 3) from dim 0 on, got (1)");
   CHECK_ERROR(index_put(x, {list}, zeros({4, 3})), "index_put");
-  CHECK_ERROR(index_put(x, {list}, zeros({1, 2, 3})), "[index_put] expected values that broadcast to (2, 3)");
-  CHECK_ERROR(index_put(x, {list}, list), "[index_put] expected values of x's dtype, got f32 and i64");
-  CHECK_ERROR(kthvalue(x, 4), "[kthvalue] expected k from 1 to 3, the size of dim 1, got 4");
-  CHECK_ERROR(searchsorted(x, zeros({3, 1})), "[searchsorted] expected a sequence of one dim");
-  CHECK_ERROR(searchsorted(list, zeros({1})), "[searchsorted] expected one dtype, got i64 and f32");
-  CHECK_ERROR(searchsorted(zeros({1}), zeros({1}), {.sorter = list.narrow(0, 1, 1)}),
-              "[searchsorted] expected a sorter with indices in [0, 1), got 1");
-  CHECK_ERROR(searchsorted(zeros({2}), zeros({1}), {.sorter = list.narrow(0, 1, 1)}),
-              "[searchsorted] expected a sorter of i64 (2), got i64 (1)");
-  CHECK_ERROR(bucketize(x, x), "[bucketize] expected boundaries of one dim, got (2, 3)");
-  CHECK_ERROR(bincount(neg(list)), "[bincount] expected elements >= 0, got -1 at position 1");
-  CHECK_ERROR(bincount(x), "[bincount] expected a list of whole numbers, got f32 (2, 3)");
-  CHECK_ERROR(bincount(empty({1}, {.dtype = c64, .device = cpu})),
-              "[bincount] expected a list of whole numbers, got c64 (1)");
-  CHECK_ERROR(bincount(list, zeros({3})), "[bincount] expected a weight for each element, (2), got (3)");
-  CHECK_ERROR(histc(x, 0), "[histc] expected bins >= 1, got 0");
-  CHECK_ERROR(histc(x, 1, 2, 1), "[histc] expected low <= high, got 2 and 1");
-  CHECK_ERROR(histc(full({2}, NAN), 1), "[histc] expected a finite range, got nan");
-  CHECK_ERROR(unique(x, 2), "[unique] expected one dim or more, and dim in [-2, 2), got shape (2, 3) and dim 2");
-  CHECK_ERROR(unique_consecutive(zeros({}), 0),
-              "[unique_consecutive] expected one dim or more, and dim in [0, 0), got shape ()");
-  CHECK_ERROR(unique(zeros({0, 2}), 1), "[unique] expected slices with elements, got dim 1 of (0, 2)");
-  CHECK_ERROR(histc(list), "[histc] expected f32 or f64, got i64");
+  CHECK_REJECTED(index_put, (x, {list}, zeros({1, 2, 3})), "values that broadcast to (2, 3)");
+  CHECK_REJECTED(index_put, (x, {list}, list), "values of x's dtype, got f32 and i64");
+  CHECK_REJECTED(kthvalue, (x, 4), "k from 1 to 3, the size of dim 1, got 4");
+  CHECK_REJECTED(searchsorted, (x, zeros({3, 1})), "a sequence of one dim");
+  CHECK_REJECTED(searchsorted, (list, zeros({1})), "one dtype, got i64 and f32");
+  CHECK_REJECTED(searchsorted, (zeros({1}), zeros({1}), {.sorter = list.narrow(0, 1, 1)}),
+                 "a sorter with indices in [0, 1), got 1");
+  CHECK_REJECTED(searchsorted, (zeros({2}), zeros({1}), {.sorter = list.narrow(0, 1, 1)}),
+                 "a sorter of i64 (2), got i64 (1)");
+  CHECK_REJECTED(bucketize, (x, x), "boundaries of one dim, got (2, 3)");
+  CHECK_REJECTED(bincount, (neg(list)), "elements >= 0, got -1 at position 1");
+  CHECK_REJECTED(bincount, (x), "a list of whole numbers, got f32 (2, 3)");
+  CHECK_REJECTED(bincount, (empty({1}, {.dtype = c64, .device = cpu})), "a list of whole numbers, got c64 (1)");
+  CHECK_REJECTED(bincount, (list, zeros({3})), "a weight for each element, (2), got (3)");
+  CHECK_REJECTED(histc, (x, 0), "bins >= 1, got 0");
+  CHECK_REJECTED(histc, (x, 1, 2, 1), "low <= high, got 2 and 1");
+  CHECK_REJECTED(histc, (full({2}, NAN), 1), "a finite range, got nan");
+  CHECK_REJECTED(unique, (x, 2), "one dim or more, and dim in [-2, 2), got shape (2, 3) and dim 2");
+  CHECK_REJECTED(unique_consecutive, (zeros({}), 0), "one dim or more, and dim in [0, 0), got shape ()");
+  CHECK_REJECTED(unique, (zeros({0, 2}), 1), "slices with elements, got dim 1 of (0, 2)");
+  CHECK_REJECTED(histc, (list), "f32 or f64, got i64");
 }

@@ -50,14 +50,8 @@ TEST_CASE("similarity: gradients of a model of all layers, and it learns") {
   net.to(f32);
   optim::AdamW optimizer(net.parameters(), {.lr = 3e-2});
   const Tensor rows = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
-  double first = 0, last = 0;
-  for (int step = 0; step < 60; ++step) {
-    const Variable loss = cross_entropy(net(rows, word_index(), word_offsets()), target);
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
+  const auto [first, last] = testing::first_and_last(
+      optimizer, 60, [&] { return cross_entropy(net(rows, word_index(), word_offsets()), target); });
   CHECK(last < 0.2 * first);
 }
 
@@ -66,12 +60,11 @@ TEST_CASE("similarity: a Bilinear that is built empty is filled bit-identically 
 }
 
 TEST_CASE("similarity: invalid options are rejected") {
-  CHECK_ERROR(Bilinear({.in1 = 2, .in2 = 0, .out = 1}), "[Bilinear] expected sizes > 0, got in1 2, in2 0 and out 1");
-  CHECK_ERROR(
-      Bilinear({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3})),
-      "[Bilinear] expected inputs (..., 2) and (..., 3) of the same shape except the last dim, got (4, 2) and (5, 3)");
+  CHECK_REJECTED(Bilinear, ({.in1 = 2, .in2 = 0, .out = 1}), "sizes > 0, got in1 2, in2 0 and out 1");
+  CHECK_REJECTED(Bilinear, ({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3})),
+                 "inputs (..., 2) and (..., 3) of the same shape except the last dim, got (4, 2) and (5, 3)");
   CHECK_ERROR(CosineSimilarity()(zeros({4}), zeros({4})), "[CosineSimilarity]");
   CHECK_ERROR(CosineSimilarity()(zeros({4, 2}), zeros({4, 3})), "[CosineSimilarity]");
-  CHECK_ERROR(PairwiseDistance({.p = 0}), "[PairwiseDistance] expected p > 0, got 0");
+  CHECK_REJECTED(PairwiseDistance, ({.p = 0}), "p > 0, got 0");
   CHECK_ERROR(PairwiseDistance()(zeros({4, 2}), zeros({3, 2})), "(4, 2)");
 }

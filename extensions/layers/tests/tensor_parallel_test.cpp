@@ -10,8 +10,7 @@ using namespace lockstep;
 using namespace testing;
 namespace tp = lockstep::tensor_parallel;
 
-TEST_CASE("a transformer, with masks and dropout") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "a transformer, with masks and dropout") {
   const auto make = [] {
     manual_seed(5);
     auto model = std::make_unique<nn::Transformer>(nn::Transformer::Options{

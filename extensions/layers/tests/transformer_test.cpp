@@ -8,6 +8,7 @@
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
+#include "tests/nn/properties.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
@@ -34,19 +35,14 @@ TEST_CASE("transformer: a source copied backwards is learnt") {
   for (Module* m : std::initializer_list<Module*>{&model, &source_table, &target_table, &head})
     for (const Variable& p : m->parameters()) parameters.push_back(p);
   optim::Adam optimizer(parameters, {.lr = 5e-3});
-  double first = 0, last = 0;
-  for (int step = 0; step < (runs_on_cpu() ? 150 : 5); ++step) {
+  const auto [first, last] = testing::first_and_last(optimizer, runs_on_cpu() ? 150 : 5, [&] {
     const Tensor source = randint(0, words, {tokens, batch}),
                  target = index_select(source, 0, arange(tokens - 1, -1, -1));
     const Tensor before = cat({full({1, batch}, double(words), {.dtype = i64}), target.narrow(0, 0, tokens - 1)}, 0);
     const Variable y =
         model(source_table(source) + places, target_table(before) + places, {.target = {.causal = true}});
-    const Variable loss = cross_entropy(head(y).reshape({tokens * batch, words}), target.reshape({-1}));
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
+    return cross_entropy(head(y).reshape({tokens * batch, words}), target.reshape({-1}));
+  });
   CHECK(first > 1.5);
   CHECK(last < (runs_on_cpu() ? 0.2 : first));
 }
@@ -148,8 +144,7 @@ TEST_CASE("transformer: invalid arguments are rejected") {
   TransformerDecoderLayer decoder(small_layer());
   MaskedAttention attention({.embed = 8, .heads = 2, .cross = false});
   const Variable x(zeros({5, 3, 8})), other(zeros({5, 3, 8}));
-  CHECK_ERROR(TransformerEncoderLayer({.width = 8, .heads = 3}),
-              "[TransformerEncoderLayer] expected heads to divide width 8, got 3");
+  CHECK_REJECTED(TransformerEncoderLayer, ({.width = 8, .heads = 3}), "heads to divide width 8, got 3");
   CHECK_ERROR(TransformerDecoderLayer({.width = 0, .heads = 1}), "expected width and inner > 0, got 0");
   CHECK_ERROR(layer(zeros({5, 3, 7})), "[TransformerEncoderLayer] expected input (T, B, 8) or (T, 8), got (5, 3, 7)");
   CHECK_ERROR(layer(x, {.mask = zeros({4, 4})}), "[MaskedAttention] expected a mask (5, 5) or (6, 5, 5), got (4, 4)");
@@ -158,7 +153,7 @@ TEST_CASE("transformer: invalid arguments are rejected") {
   CHECK_ERROR(decoder(x, zeros({4, 2, 8})), "[TransformerDecoderLayer] expected memory like the input (5, 3, 8)");
   CHECK_ERROR(attention(x, other, other), "set Options::cross for other sequences");
   CHECK_ERROR(attention(x, x, Variable(zeros({5, 4, 8}))), "expected query (B, T, 8) and key and value (B, S, 8)");
-  CHECK_ERROR(MaskedAttention({.embed = 8, .heads = 3}), "[MaskedAttention] expected heads to divide embed 8");
+  CHECK_REJECTED(MaskedAttention, ({.embed = 8, .heads = 3}), "heads to divide embed 8");
   CHECK_ERROR(MaskedAttention({.embed = 8, .heads = 2, .causal = true, .window = 3}),
               "expected window 0 for attention to other sequences, got 3");
   CHECK_ERROR(attention.share_sequence(std::make_shared<SequencePart>()), "does not support context parallelism");

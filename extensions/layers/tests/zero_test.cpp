@@ -38,10 +38,7 @@ struct Translator : nn::Layer<Translator> {
 }  // namespace
 
 TEST_CASE("zero: rare layers have the same bits under DDP and every stage") {
-  struct {
-    const char* name;
-    MakeModel make;
-  } rows[] = {
+  check_each_same_bits({
       {"a mixture", [] { return std::make_unique<Mixture>(); }},
       {"Bilinear", between([] { return nn::Bilinear({.in1 = 6, .in2 = 6, .out = 5}); }, 5,
                            [](nn::Bilinear& l, const Variable& x) { return l(x[0], x[4]); })},
@@ -94,11 +91,7 @@ TEST_CASE("zero: rare layers have the same bits under DDP and every stage") {
                                       return layer;
                                     },
                                     {4, 6, 5}, 4)},
-  };
-  for (const auto& [name, make] : rows) {
-    CAPTURE(std::string(name));
-    check_same_bits(make);
-  }
+  });
   check_same_bits([] { return std::make_unique<Translator>(); }, true);
 }
 

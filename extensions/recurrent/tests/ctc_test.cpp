@@ -64,13 +64,10 @@ TEST_CASE("losses: CTC has no second derivative") {
 TEST_CASE("losses: CTC rejects invalid arguments") {
   const Variable x(rand({2, 3}));
   const Tensor signs = integers({1, -1, 0, 1, 1, 1}, {2, 3});
-  CHECK_ERROR_BEGINS(ctc_loss(x, signs, {2}, {2}, {.blank = 3}), "[ctc_loss] expected a blank in [0, 3), got 3");
-  CHECK_ERROR_BEGINS(ctc_loss(x, signs, {2, 2}, {2}),
-                     "[ctc_loss] expected 1 input lengths and target lengths, got 2 and 1");
-  CHECK_ERROR_BEGINS(ctc_loss(x, integers({1, 2}, {2}), {2}, {3}),
-                     "[ctc_loss] expected targets i64 (1, S), or concatenated");
-  CHECK_ERROR_BEGINS(ctc_loss(x, integers({1, 2}, {2}), {3}, {2}),
-                     "[ctc_loss] expected input lengths in [0, 2] and target");
-  CHECK_ERROR_BEGINS(ctc_loss(x, integers({1, 0}, {2}), {2}, {2}),
-                     "[ctc_loss] expected targets in [0, 3) without the blank 0, got 0 in sequence 0");
+  CHECK_REJECTED(ctc_loss, (x, signs, {2}, {2}, {.blank = 3}), "a blank in [0, 3), got 3");
+  CHECK_REJECTED(ctc_loss, (x, signs, {2, 2}, {2}), "1 input lengths and target lengths, got 2 and 1");
+  CHECK_REJECTED(ctc_loss, (x, integers({1, 2}, {2}), {2}, {3}), "targets i64 (1, S), or concatenated");
+  CHECK_REJECTED(ctc_loss, (x, integers({1, 2}, {2}), {3}, {2}), "input lengths in [0, 2] and target");
+  CHECK_REJECTED(ctc_loss, (x, integers({1, 0}, {2}), {2}, {2}),
+                 "targets in [0, 3) without the blank 0, got 0 in sequence 0");
 }

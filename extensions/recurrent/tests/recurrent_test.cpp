@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 
 #include "autograd/activation_checkpoint.h"
 #include "autograd/gradcheck.h"
@@ -141,33 +143,41 @@ TEST_CASE("recurrent: second derivatives match PyTorch") {
   };
   // PyTorch's gradient penalty of x. The second number sums the penalty's gradients with respect to x and to all
   // parameters, each multiplied by fill(0.3).
-  struct {
-    std::unique_ptr<Module> layer;
+  struct Row {
+    std::shared_ptr<Module> layer;
+    std::function<Variable(const PackedSequence&)> loss;
     double penalty;
     std::vector<double> sums;
-  } rows[] = {
-      {std::make_unique<LSTM>(
-           LSTM::Options{.input = 2, .hidden = 3, .layers = 2, .bidirectional = true, .proj_size = 2}),
-       1.423529625879397,
-       {-0.156211017088861, 0.0440122283322097, 0.0283569846180027,  0.390827210196214,  0.390827210196214,
-        -0.115291636488317, -0.596617120870985, 0.0683599827550482,  0.193691617017025,  0.193691617017026,
-        0.021815895544651,  0.0893209167774333, 0.00891110950156204, -0.108322944523699, -0.108322944523699,
-        0.0140239911339721, 0.181998949825989,  0.00466483573320892, 0.0853546292048955, 0.0853546292048955,
-        -0.0457318745211935}},
-      {std::make_unique<GRU>(GRU::Options{.input = 2, .hidden = 3, .layers = 2, .bidirectional = true}),
-       0.35355984203830726,
-       {0.181533932408604, 0.407849411098065, 0.0524500337303261, -0.138700094507968, -0.115747441521381,
-        -0.381183287863279, -0.0560957379485409, 0.0784028543211044, 0.120999093009605, -0.173578094544664,
-        0.125830622578453, -0.0970836486984281, -0.0478396950924793, -0.258977411676708, 0.0605221864390641,
-        -0.101335970410549, -0.0382515272799316}},
-      {std::make_unique<RNN>(RNN::Options{.input = 2, .hidden = 3, .layers = 2, .bidirectional = true}),
-       2.882269270641578,
-       {1.27570080186272, 3.52764503386719, -1.45566567254714, 1.2656671463536, 1.2656671463536, -3.33289819588298,
-        1.75021033223043, -1.23721126611653, -1.23721126611653, 0.302980904785396, 0.0606122152501604,
-        -0.228718828413953, -0.228718828413953, 0.158285424746708, 1.77817802135146, -0.227732916756018,
-        -0.227732916756018}},
   };
-  for (const auto& [layer, wanted, sums] : rows) {
+  const auto row = []<class L>(L made, double penalty, const std::vector<double>& sums) {
+    const auto layer = std::make_shared<L>(std::move(made));
+    const auto loss = [layer](const PackedSequence& x) {
+      const auto out = (*layer)(x);
+      Variable state = out.h;
+      if constexpr (requires { out.c; }) state = out.c;
+      return sum(tanh(out.output.data)) + sum(square(state));
+    };
+    return Row{layer, loss, penalty, sums};
+  };
+  const Row rows[] = {
+      row(LSTM({.input = 2, .hidden = 3, .layers = 2, .bidirectional = true, .proj_size = 2}), 1.423529625879397,
+          {-0.156211017088861, 0.0440122283322097, 0.0283569846180027,  0.390827210196214,  0.390827210196214,
+           -0.115291636488317, -0.596617120870985, 0.0683599827550482,  0.193691617017025,  0.193691617017026,
+           0.021815895544651,  0.0893209167774333, 0.00891110950156204, -0.108322944523699, -0.108322944523699,
+           0.0140239911339721, 0.181998949825989,  0.00466483573320892, 0.0853546292048955, 0.0853546292048955,
+           -0.0457318745211935}),
+      row(GRU({.input = 2, .hidden = 3, .layers = 2, .bidirectional = true}), 0.35355984203830726,
+          {0.181533932408604, 0.407849411098065, 0.0524500337303261, -0.138700094507968, -0.115747441521381,
+           -0.381183287863279, -0.0560957379485409, 0.0784028543211044, 0.120999093009605, -0.173578094544664,
+           0.125830622578453, -0.0970836486984281, -0.0478396950924793, -0.258977411676708, 0.0605221864390641,
+           -0.101335970410549, -0.0382515272799316}),
+      row(RNN({.input = 2, .hidden = 3, .layers = 2, .bidirectional = true}), 2.882269270641578,
+          {1.27570080186272, 3.52764503386719, -1.45566567254714, 1.2656671463536, 1.2656671463536, -3.33289819588298,
+           1.75021033223043, -1.23721126611653, -1.23721126611653, 0.302980904785396, 0.0606122152501604,
+           -0.228718828413953, -0.228718828413953, 0.158285424746708, 1.77817802135146, -0.227732916756018,
+           -0.227732916756018}),
+  };
+  for (const auto& [layer, loss, wanted, sums] : rows) {
     CAPTURE(layer->kind());
     layer->to(f64);
     std::vector<Variable> inputs{Variable(fill({4, 3, 2}, 0.9), true)};
@@ -176,21 +186,7 @@ TEST_CASE("recurrent: second derivatives match PyTorch") {
       inputs.push_back(p);
     }
     const PackedSequence x = pack_padded_sequence(inputs[0], {4, 2, 1});
-    const auto loss = [](const PackedSequence& output, const Variable& state) {
-      return sum(tanh(output.data)) + sum(square(state));
-    };
-    Variable made;
-    if (auto* lstm = dynamic_cast<LSTM*>(layer.get())) {
-      const auto [output, h, c] = (*lstm)(x);
-      made = loss(output, c);
-    } else if (auto* gru = dynamic_cast<GRU*>(layer.get())) {
-      const auto [output, h] = (*gru)(x);
-      made = loss(output, h);
-    } else {
-      const auto [output, h] = dynamic_cast<RNN&>(*layer)(x);
-      made = loss(output, h);
-    }
-    const Variable penalty = sum(square(grad(made, {inputs[0]}, {.create_graph = true})[0]));
+    const Variable penalty = sum(square(grad(loss(x), {inputs[0]}, {.create_graph = true})[0]));
     CHECK(penalty.item() == doctest::Approx(wanted).epsilon(1e-12));
     const std::vector<Variable> grads = grad(penalty, inputs);
     REQUIRE(grads.size() == sums.size());
@@ -202,8 +198,8 @@ TEST_CASE("recurrent: second derivatives match PyTorch") {
   }
 }
 
-TEST_CASE("recurrent: the bits do not depend on the number of threads or on other sequences in the batch") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu,
+                  "recurrent: the bits do not depend on the number of threads or on other sequences in the batch") {
   manual_seed(4);
   for (const RecurrentCell cell : {RecurrentCell::lstm, RecurrentCell::gru}) {
     const CellRow row{cell, false, 0, {20, 20, 9}, 5, 70};
@@ -333,13 +329,12 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
   CHECK_ERROR(cell(zeros({2, 3}), zeros({3, 4})), "[GRUCell] expected h of shape (2, 4) for input (2, 3), got (3, 4)");
   CHECK_ERROR(LSTMCell({.input = 3, .hidden = 4})(zeros({2, 3}), zeros({2, 4})),
               "expected both states, h and c, or neither");
-  CHECK_ERROR(GRU({.input = 3, .hidden = 0}), "[GRU] expected input, hidden and layers > 0, got 3, 0 and 1");
-  CHECK_ERROR(RNN({.input = 3, .hidden = 2, .dropout = 1.5}), "[RNN] expected dropout in [0, 1], got 1.5");
-  CHECK_ERROR(LSTM({.input = 3, .hidden = 4, .proj_size = 4}),
-              "[LSTM] expected proj_size in [0, 4), below hidden, got 4");
-  CHECK_ERROR(pack_padded_sequence(x, {5, 0}), "[pack_padded_sequence] expected lengths from 1 to 5, got 0");
-  CHECK_ERROR(pack_padded_sequence(x, {6, 1}), "[pack_padded_sequence] expected lengths from 1 to 5, got 6");
-  CHECK_ERROR(pack_padded_sequence(x, {5}), "[pack_padded_sequence] expected 2 lengths for input (5, 2, 3), got 1");
+  CHECK_REJECTED(GRU, ({.input = 3, .hidden = 0}), "input, hidden and layers > 0, got 3, 0 and 1");
+  CHECK_REJECTED(RNN, ({.input = 3, .hidden = 2, .dropout = 1.5}), "dropout in [0, 1], got 1.5");
+  CHECK_REJECTED(LSTM, ({.input = 3, .hidden = 4, .proj_size = 4}), "proj_size in [0, 4), below hidden, got 4");
+  CHECK_REJECTED(pack_padded_sequence, (x, {5, 0}), "lengths from 1 to 5, got 0");
+  CHECK_REJECTED(pack_padded_sequence, (x, {6, 1}), "lengths from 1 to 5, got 6");
+  CHECK_REJECTED(pack_padded_sequence, (x, {5}), "2 lengths for input (5, 2, 3), got 1");
   CHECK_ERROR(pack_padded_sequence(x, {2, 5}),
               "got a longer sequence behind a shorter one; sort the sequences, or set enforce_sorted");
   CHECK_ERROR(pad_packed_sequence(pack_padded_sequence(x, {5, 2}), {.total_length = 4}),

@@ -1,5 +1,5 @@
 // Recurrent layers under DDP and every stage of ZeRO, also with checkpointing: an LSTM has several outputs, and the
-// loss depends on its output or only on its last states.
+// loss depends on its output or only on its last states. The ranks have no GPU.
 #include <doctest/doctest.h>
 
 #include "extensions/recurrent/recurrent.h"
@@ -46,33 +46,23 @@ struct Cells : nn::Layer<Cells> {
 
 }  // namespace
 
-TEST_CASE("zero: a penalty of an LSTM's gradient has the same bits under DDP and stages 1 and 2; stage 3 refuses it") {
-  const OnCpu on_cpu;  // the ranks have no GPU
+TEST_CASE_FIXTURE(
+    OnCpu, "zero: a penalty of an LSTM's gradient has the same bits under DDP and stages 1 and 2; stage 3 refuses it") {
   check_penalty([] { return std::make_unique<SmallTagger>(false); });
 }
 
-TEST_CASE("zero: LSTMs have the same bits under DDP, every stage and checkpoints") {
-  const OnCpu on_cpu;  // the ranks have no GPU
-  struct {
-    const char* name;
-    MakeModel make;
-  } rows[] = {
-      {"LSTM by its output", [] { return std::make_unique<SmallTagger>(false); }},
-      {"LSTM by its states", [] { return std::make_unique<SmallTagger>(true); }},
-  };
-  for (const auto& [name, make] : rows) {
-    CAPTURE(std::string(name));
-    check_same_bits(make, true);
-  }
+TEST_CASE_FIXTURE(OnCpu, "zero: LSTMs have the same bits under DDP, every stage and checkpoints") {
+  check_each_same_bits(
+      {
+          {"LSTM by its output", [] { return std::make_unique<SmallTagger>(false); }},
+          {"LSTM by its states", [] { return std::make_unique<SmallTagger>(true); }},
+      },
+      true);
 }
 
-TEST_CASE("zero: every recurrent layer has the same bits under DDP and every stage") {
-  const OnCpu on_cpu;  // the ranks have no GPU
+TEST_CASE_FIXTURE(OnCpu, "zero: every recurrent layer has the same bits under DDP and every stage") {
   const auto pack = [](const Variable& x) { return nn::pack_padded_sequence(x, {5, 3, 3, 1}); };
-  struct {
-    const char* name;
-    MakeModel make;
-  } rows[] = {
+  check_each_same_bits({
       {"RNN",
        between([] { return nn::RNN({.input = 6, .hidden = 7, .layers = 2, .relu = true, .bidirectional = true}); }, 14,
                [](nn::RNN& l, const Variable& x) { return mean(l(x).output, {0}); })},
@@ -83,9 +73,5 @@ TEST_CASE("zero: every recurrent layer has the same bits under DDP and every sta
       {"LSTM, packed", between([] { return nn::LSTM({.input = 6, .hidden = 7, .proj_size = 3}); }, 7,
                                [=](nn::LSTM& l, const Variable& x) { return l(pack(x)).c[0]; })},
       {"cells", between([] { return Cells(); }, 6, [](Cells& l, const Variable& x) { return l(x); })},
-  };
-  for (const auto& [name, make] : rows) {
-    CAPTURE(std::string(name));
-    check_same_bits(make);
-  }
+  });
 }

@@ -1,4 +1,4 @@
-// Gradients through complex numbers and Fourier transforms.
+// Gradients through complex numbers, which exist on the CPU only, and Fourier transforms.
 #include "extensions/spectral/fft.h"
 
 #include <doctest/doctest.h>
@@ -43,8 +43,7 @@ void check_rows(const std::vector<Row>& rows) {
 
 }  // namespace
 
-TEST_CASE("complex: derivatives, first and second") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "complex: derivatives, first and second") {
   const auto z = [](const Variable& x) { return view_as_complex(x); };
   check_rows({
       {"add", {pairs_leaf({3, 1}), pairs_leaf({2})}, [&](auto& in) { return z(in[0]) + z(in[1]); }},
@@ -88,8 +87,7 @@ TEST_CASE("complex: derivatives, first and second") {
   CHECK(equal(zero.grad(), zeros({2}, {.dtype = c128})));
 }
 
-TEST_CASE("complex: gradients match PyTorch") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "complex: gradients match PyTorch") {
   const Variable x(Tensor::from<Number>({{1, 2}, {-3, 0.5}}), true);
   sum(square(abs(x))).backward();  // d |z|^2 = 2 z
   CHECK(allclose(x.grad(), x.tensor() * 2.0));
@@ -109,8 +107,7 @@ TEST_CASE("complex: gradients match PyTorch") {
   CHECK_ERROR(add_(kept, v), "use the out-of-place operation");
 }
 
-TEST_CASE("fft: derivatives, first and second") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "fft: derivatives, first and second") {
   const auto z = [](const Variable& x) { return view_as_complex(x); };
   using fft::FftNorm;
   for (const int64_t n : {1, 2, 5, 6}) {

@@ -1,4 +1,4 @@
-// Fourier transforms compared with the defining sum, and complex tensors.
+// Fourier transforms compared with the defining sum, and complex tensors, which exist on the CPU only.
 #include "extensions/spectral/fft.h"
 
 #include <doctest/doctest.h>
@@ -60,8 +60,7 @@ std::vector<int64_t> lengths() {
 
 }  // namespace
 
-TEST_CASE("fft: every length agrees with the definition, comes back, and keeps the energy") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "fft: every length agrees with the definition, comes back, and keeps the energy") {
   for (const DType dtype : {c128, c64}) {
     const double within = dtype == c128 ? 2e-13 : 3e-5;
     for (const int64_t n : lengths()) {
@@ -86,8 +85,7 @@ TEST_CASE("fft: every length agrees with the definition, comes back, and keeps t
   }
 }
 
-TEST_CASE("fft: long rows, of both kinds, against the sum at a few places") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "fft: long rows, of both kinds, against the sum at a few places") {
   for (const int64_t n : {int64_t(1) << 16, int64_t(10007), int64_t(3) * 5 * 7 * 11 * 13 * 2, int64_t(2) * 8209}) {
     CAPTURE(n);
     const Tensor x = random_numbers({n}, c128), y = fft::fft(x);
@@ -104,8 +102,7 @@ TEST_CASE("fft: long rows, of both kinds, against the sum at a few places") {
   }
 }
 
-TEST_CASE("fft: the bits do not depend on threads") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "fft: the bits do not depend on threads") {
   for (const int64_t n : {60, 1009, 1024, 10007, 1 << 17})
     for (const int64_t rows : {1, 37}) {
       if (n * rows > 1 << 20) continue;
@@ -114,8 +111,7 @@ TEST_CASE("fft: the bits do not depend on threads") {
     }
 }
 
-TEST_CASE("fft: dims, sizes, normalisation and shifts") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "fft: dims, sizes, normalisation and shifts") {
   const Tensor x = random_numbers({3, 4, 5}, c128);
   CHECK(allclose(fft::fft(x, {}, 1), fft::fft(x.transpose(1, 2)).transpose(1, 2), 1e-12, 1e-12));
   CHECK(allclose(fft::fft(x.permute({2, 0, 1}), {}, 0), fft::fft(x).permute({2, 0, 1}), 1e-12, 1e-12));
@@ -140,8 +136,7 @@ TEST_CASE("fft: dims, sizes, normalisation and shifts") {
     CHECK(equal(fft::ifftshift(fft::fftshift(arange(n * 6).reshape({n, 6}))), arange(n * 6).reshape({n, 6})));
 }
 
-TEST_CASE("fft: invalid arguments are rejected") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "fft: invalid arguments are rejected") {
   const Tensor x = zeros({3, 4}), z = x.to(c64);
   CHECK_ERROR_IS(fft::fft(x, 0),
                  "[fft] expected a length of at least 1 in dim -1, got 0 for shape (3, 4); set n (or s) to at least 1");
@@ -157,8 +152,7 @@ TEST_CASE("fft: invalid arguments are rejected") {
   CHECK_ERROR(fft::fftfreq(0), "n >= 1");
 }
 
-TEST_CASE("complex: creation, views, copies and printing") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "complex: creation, views, copies and printing") {
   for (const DType dtype : {c64, c128}) {
     const Tensor x = random_numbers({3, 4}, dtype);
     CHECK(size_of(dtype) == 2 * size_of(real_dtype(dtype)));
@@ -201,8 +195,7 @@ TEST_CASE("complex: creation, views, copies and printing") {
   CHECK(to_string(zeros({0}, {.dtype = c128})) == "[], dtype=c128");
 }
 
-TEST_CASE("complex: arithmetic agrees with std::complex") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "complex: arithmetic agrees with std::complex") {
   const Tensor a = random_numbers({3, 1, 5}, c128), b = random_numbers({4, 5}, c128), r = randn({4, 5}, {.dtype = f64});
   const auto each = [&](const Tensor& left, const Tensor& right, const Tensor& got, auto fn) {
     const Shape shape = broadcast_shapes("test", left.shape(), right.shape());
@@ -237,8 +230,7 @@ TEST_CASE("complex: arithmetic agrees with std::complex") {
   CHECK(allclose(div(far, far).narrow(0, 0, 2), ones({2}, {.dtype = c64})));
 }
 
-TEST_CASE("complex: operations without a complex version raise an Error") {
-  const OnCpu on_cpu;  // complex tensors exist on the CPU only
+TEST_CASE_FIXTURE(OnCpu, "complex: operations without a complex version raise an Error") {
   const Tensor z = ones({2, 2}, {.dtype = c64}), mask = ones({2, 2}, {.dtype = boolean});
   CHECK_ERROR(exp(z), "c64");
   CHECK_ERROR(maximum(z, z), "c64");

@@ -6,9 +6,8 @@
 
 #include <cmath>
 
-#include "autograd/gradcheck.h"
 #include "extensions/vision/conv.h"
-#include "tests/autograd/loss_inputs.h"
+#include "tests/autograd/op_rows.h"
 #include "tests/messages.h"
 #include "tests/tensor/products.h"
 
@@ -19,26 +18,6 @@ using lockstep::testing::products::values;
 namespace {
 
 Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).clone().permute({0, 3, 1, 2}); }
-
-/// Checks first and second derivatives, also of views.
-void check_derivatives(const std::vector<Shape>& shapes, const std::function<Variable(const Inputs&)>& fn) {
-  Inputs inputs, views;
-  for (const Shape& shape : shapes) {
-    inputs.push_back(sampled(shape));
-    Dims reversed, order;
-    for (int d = shape.rank() - 1; d >= 0; --d) reversed.push_back(shape[d]), order.push_back(d);
-    views.push_back(Variable(sampled(reversed).tensor().permute(order), true));
-  }
-  CHECK(gradcheck(fn, inputs) == "");
-  CHECK(gradcheck(fn, views) == "");
-  if (default_device().is_cpu()) CHECK(gradgradcheck(fn, inputs) == "");
-  for (size_t only = 0; only < inputs.size() && inputs.size() > 1; ++only) {
-    Inputs one;
-    for (size_t i = 0; i < inputs.size(); ++i) one.push_back(Variable(inputs[i].tensor(), i == only));
-    CAPTURE(only);
-    CHECK(gradcheck(fn, one) == "");
-  }
-}
 
 }  // namespace
 
@@ -129,7 +108,7 @@ TEST_CASE("conv_transpose2d is the gradient of conv2d, with a bias") {
 }
 
 TEST_CASE("derivatives of average pooling and conv_transpose2d") {
-  check_derivatives({{2, 2, 5, 7}}, [](const Inputs& x) { return adaptive_avg_pool2d(x[0], 3, 2); });
+  check_row(OP_ROW(adaptive_avg_pool2d(x[0], 3, 2), {2, 2, 5, 7}));
   struct One {
     int64_t stride, padding, dilation, output_padding;
   };
@@ -146,16 +125,16 @@ TEST_CASE("derivatives of average pooling and conv_transpose2d") {
     const Dims output_padding{row.output_padding, column.output_padding};
     std::vector<Shape> shapes{{1, 2, 5, 8}, {2, 2 / args.groups, 3, 2}};
     if (i % 3 != 0) shapes.push_back({2});
-    check_derivatives(shapes, [&](const Inputs& x) {
-      return conv_transpose2d(x[0], x[1], x.size() > 2 ? x[2] : Variable(), args, output_padding);
-    });
+    check_row({"conv_transpose2d", shapes, [&](const Inputs& x) {
+                 return conv_transpose2d(x[0], x[1], x.size() > 2 ? x[2] : Variable(), args, output_padding);
+               }});
     const PoolArgs pool{.kernel = {3, 2},
                         .stride = {row.stride, column.stride},
                         .padding = {row.padding % 2, column.padding % 2},
                         .dilation = {1, 1},
                         .ceil_mode = i % 2 == 1,
                         .count_include_pad = i % 3 != 1};
-    check_derivatives({{1, 2, 5, 7}}, [&](const Inputs& x) { return avg_pool2d(x[0], pool); });
+    check_row(OP_ROW(avg_pool2d(x[0], pool), {1, 2, 5, 7}));
   }
   // Checked by hand: padding brings pixels of the output padding back into reach.
   const Variable x(Tensor::from({1., 2., 3.}, {1, 1, 1, 3}), true), w(Tensor::from({1., 10.}, {1, 1, 1, 2}), true);
@@ -167,12 +146,12 @@ TEST_CASE("derivatives of average pooling and conv_transpose2d") {
 
 TEST_CASE("average pooling and conv_transpose2d: Errors name the wrong argument") {
   const Tensor x = zeros({2, 4, 28, 28}), w = zeros({8, 3, 3, 3});
-  CHECK_ERROR(conv_transpose2d(x, w), "[conv_transpose2d] expected an input with 8 channels");
-  CHECK_ERROR(conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {.groups = 3}),
-              "[conv_transpose2d] expected groups that divide the 8 input channels, got 3");
+  CHECK_REJECTED(conv_transpose2d, (x, w), "an input with 8 channels");
+  CHECK_REJECTED(conv_transpose2d, (zeros({1, 8, 4, 4}), w, {}, {.groups = 3}),
+                 "groups that divide the 8 input channels, got 3");
   CHECK_ERROR(conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1}),
               "expected output_padding below the larger of stride and dilation, got (1, 1)");
-  CHECK_ERROR(avg_pool2d(zeros({1, 1, 1, 1}), {}), "[avg_pool2d] expected a kernel that fits the padded input");
-  CHECK_ERROR(avg_pool2d(x, {.dilation = {2, 2}}), "[avg_pool2d] expected dilation (1, 1)");
-  CHECK_ERROR(adaptive_avg_pool2d(x, 0, 1), "[adaptive_avg_pool2d] expected sizes >= 1");
+  CHECK_REJECTED(avg_pool2d, (zeros({1, 1, 1, 1}), {}), "a kernel that fits the padded input");
+  CHECK_REJECTED(avg_pool2d, (x, {.dilation = {2, 2}}), "dilation (1, 1)");
+  CHECK_REJECTED(adaptive_avg_pool2d, (x, 0, 1), "sizes >= 1");
 }

@@ -56,10 +56,10 @@ template <class L, int n> void add_lp_pool(Table& t, const std::string& name) {
                 [](L& l, In in) { return Outs{l(in[0])}; });
   };
 }
-template <class L, int n, bool is_max> void add_adaptive(Table& t, const std::string& name) {
+template <class L, int n> void add_adaptive(Table& t, const std::string& name) {
   t[name] = [](const Case& c) {
     return with(std::make_unique<L>(typename L::Options{size<n>(c, "output", 1)}), [](L& l, In in) {
-      if constexpr (is_max) return pooled(l, in, true);
+      if constexpr (requires { l.with_indices(in[0]); }) return pooled(l, in, true);
       else return Outs{l(in[0])};
     });
   };
@@ -145,23 +145,15 @@ void add_convolutions(Table& t) {
             c.integer("output_padding", 0), c.integer("dilation", 1), c.integer("groups", 1), c.flag("bias", true)}),
         [](ConvTranspose1d& l, In in) { return Outs{l(in[0])}; });
   };
-  add_max_pool<MaxPool1d, 1>(t, "MaxPool1d");
-  add_max_pool<MaxPool2d, 2>(t, "MaxPool2d");
-  add_max_pool<MaxPool3d, 3>(t, "MaxPool3d");
-  add_avg_pool<AvgPool1d, 1>(t, "AvgPool1d");
-  add_avg_pool<AvgPool2d, 2>(t, "AvgPool2d");
-  add_avg_pool<AvgPool3d, 3>(t, "AvgPool3d");
-  add_lp_pool<LPPool1d, 1>(t, "LPPool1d");
-  add_lp_pool<LPPool2d, 2>(t, "LPPool2d");
-  add_lp_pool<LPPool3d, 3>(t, "LPPool3d");
-  add_adaptive<AdaptiveAvgPool1d, 1, false>(t, "AdaptiveAvgPool1d");
-  add_adaptive<AdaptiveAvgPool3d, 3, false>(t, "AdaptiveAvgPool3d");
-  add_adaptive<AdaptiveMaxPool1d, 1, true>(t, "AdaptiveMaxPool1d");
-  add_adaptive<AdaptiveMaxPool2d, 2, true>(t, "AdaptiveMaxPool2d");
-  add_adaptive<AdaptiveMaxPool3d, 3, true>(t, "AdaptiveMaxPool3d");
-  add_unpool<MaxUnpool1d, 1>(t, "MaxUnpool1d");
-  add_unpool<MaxUnpool2d, 2>(t, "MaxUnpool2d");
-  add_unpool<MaxUnpool3d, 3>(t, "MaxUnpool3d");
+#define LOCKSTEP_POOLS(add, name) \
+  add<name##1d, 1>(t, #name "1d"), add<name##2d, 2>(t, #name "2d"), add<name##3d, 3>(t, #name "3d")
+  LOCKSTEP_POOLS(add_max_pool, MaxPool);
+  LOCKSTEP_POOLS(add_avg_pool, AvgPool);
+  LOCKSTEP_POOLS(add_lp_pool, LPPool);
+  LOCKSTEP_POOLS(add_adaptive, AdaptiveAvgPool);
+  LOCKSTEP_POOLS(add_adaptive, AdaptiveMaxPool);
+  LOCKSTEP_POOLS(add_unpool, MaxUnpool);
+#undef LOCKSTEP_POOLS
 }
 
 void add_images(Functions& functions) {

@@ -6,17 +6,11 @@
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
+#include "tests/nn/properties.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
 using namespace lockstep::nn;
-
-namespace {
-
-/// True on the CPU. Simulated devices are slow: on them the test only requires that the loss falls.
-bool runs_on_cpu() { return default_device().is_cpu(); }
-
-}  // namespace
 
 TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a model of them learns") {
   const Threads one(1);
@@ -27,15 +21,11 @@ TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a mod
                  AdaptiveMaxPool3d({.output = {1, 2, 2}}), Flatten(), Linear({.in = 8, .out = 2}));
   const Tensor x = randn({6, 1, 4, 4, 4}), target = Tensor::from<int64_t>({0, 1, 0, 1, 1, 0});
   optim::Adam optimizer(net.parameters(), {.lr = 3e-2});
-  double first = 0, last = 0;
-  for (int step = 0; step < (runs_on_cpu() ? 60 : 5); ++step) {
-    const Variable loss = cross_entropy(net(x), target);
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
-  CHECK(last < (runs_on_cpu() ? 0.3 : 1) * first);
+  // Simulated devices are slow: on them it is enough that the loss falls.
+  const bool on_cpu = default_device().is_cpu();
+  const auto [first, last] =
+      testing::first_and_last(optimizer, on_cpu ? 60 : 5, [&] { return cross_entropy(net(x), target); });
+  CHECK(last < (on_cpu ? 0.3 : 1) * first);
   CHECK(contains(summary(net), "in 1, out 4, kernel (1, 3, 3), stride (1, 1, 1), padding (0, 1, 1)"));
   Sequential line(ConvTranspose1d({.in = 2, .out = 3, .stride = 2}), MaxPool1d(), AvgPool1d({.kernel = 3, .stride = 1}),
                   LPPool1d({.p = 2, .kernel = 2}), AdaptiveAvgPool1d({.output = 4}), Upsample({.scale = {2}}));

@@ -71,8 +71,7 @@ struct PeakMemory {
 
 }  // namespace
 
-TEST_CASE("pictures: files are read as Pillow reads them") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: files are read as Pillow reads them") {
   const auto expected = arrays_of("files.safetensors");
   int read = 0;
   for (const auto& entry : expected) {
@@ -88,8 +87,7 @@ TEST_CASE("pictures: files are read as Pillow reads them") {
   CHECK(read == 16);
 }
 
-TEST_CASE("pictures: modes") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: modes") {
   const auto of = [](const char* name, ImageMode mode) {
     return read_image(golden(str("pictures/", name)), {.mode = mode});
   };
@@ -104,8 +102,7 @@ TEST_CASE("pictures: modes") {
   CHECK(of("palette.png", ImageMode::gray_alpha).size(0) == 2);
 }
 
-TEST_CASE("pictures: PNG comes back as it was written") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: PNG comes back as it was written") {
   TempDir dir;
   for (int64_t channels = 1; channels <= 4; ++channels)
     for (const auto& [h, w] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {64, 33}}) {
@@ -116,14 +113,14 @@ TEST_CASE("pictures: PNG comes back as it was written") {
                                image.transpose(1, 2)) == 0);
     }
   CHECK(dir.files() == 2);
-  CHECK_ERROR(encode_png(ramp(5, 1, 1)), "[encode_png] expected 1 to 4 channels, got 5");
-  CHECK_ERROR(encode_png(zeros({1, 2, 2})), "[encode_png] expected a u8 picture (channels, height, width) on the cpu");
-  CHECK_ERROR(encode_png(ramp(1, 0, 2)), "[encode_png] expected 1 to 1000000 pixels");
-  CHECK_ERROR(encode_png(ramp(1, 1, 1), 10), "[encode_png] expected a compression from 0 to 9, got 10");
+  CHECK_REJECTED(encode_png, (ramp(5, 1, 1)), "1 to 4 channels, got 5");
+  CHECK_REJECTED(encode_png, (zeros({1, 2, 2})), "a u8 picture (channels, height, width) on the cpu");
+  CHECK_REJECTED(encode_png, (ramp(1, 0, 2)), "1 to 1000000 pixels");
+  CHECK_REJECTED(encode_png, (ramp(1, 1, 1), 10), "a compression from 0 to 9, got 10");
 }
 
-TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to nearly the same picture") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu,
+                  "pictures: JPEG files are byte for byte those of Pillow, and decode to nearly the same picture") {
   const auto expected = arrays_of("written.safetensors");
   int written = 0;
   for (const std::string kind : {"gray", "rgb"})
@@ -169,13 +166,12 @@ TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to
   CHECK(picture_difference(decode_image(as_bytes(large), "large"), noise) <= 3);
   CHECK(encode_jpeg(waves(3, 9, 5).transpose(1, 2)) == encode_jpeg(waves(3, 9, 5).transpose(1, 2).contiguous(), 75));
   CHECK(dir.files() == 1);
-  CHECK_ERROR(encode_jpeg(ramp(2, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 2");
-  CHECK_ERROR(encode_jpeg(ramp(4, 1, 1)), "[encode_jpeg] expected 1 or 3 channels, got 4");
-  CHECK_ERROR(encode_jpeg(zeros({1, 2, 2})),
-              "[encode_jpeg] expected a u8 picture (channels, height, width) on the cpu, got f32");
+  CHECK_REJECTED(encode_jpeg, (ramp(2, 1, 1)), "1 or 3 channels, got 2");
+  CHECK_REJECTED(encode_jpeg, (ramp(4, 1, 1)), "1 or 3 channels, got 4");
+  CHECK_REJECTED(encode_jpeg, (zeros({1, 2, 2})), "a u8 picture (channels, height, width) on the cpu, got f32");
   CHECK_ERROR(encode_jpeg({}), "(channels, height, width) on the cpu, got none");
-  CHECK_ERROR(encode_jpeg(ramp(1, 2, 0)), "[encode_jpeg] expected 1 to 65500 pixels in each direction, got 2 x 0");
-  CHECK_ERROR(encode_jpeg(ramp(1, 65501, 1)), "[encode_jpeg] expected 1 to 65500 pixels");
+  CHECK_REJECTED(encode_jpeg, (ramp(1, 2, 0)), "1 to 65500 pixels in each direction, got 2 x 0");
+  CHECK_REJECTED(encode_jpeg, (ramp(1, 65501, 1)), "1 to 65500 pixels");
   for (const int quality : {0, 101})
     CHECK_ERROR(encode_jpeg(ramp(1, 1, 1), quality),
                 str("[encode_jpeg] expected a quality from 1 to 100, got ", quality));
@@ -183,8 +179,7 @@ TEST_CASE("pictures: JPEG files are byte for byte those of Pillow, and decode to
   CHECK(read_image(dir / "a.jpg").shape() == Shape{3, 64, 33});  // the old file is kept
 }
 
-TEST_CASE("pictures: with any byte damaged, decoding gives an Error of one line, or a picture") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: with any byte damaged, decoding gives an Error of one line, or a picture") {
   int rejected = 0, all = 0;
   for (const char* name : {"gray.png", "palette_alpha.png", "rgba.png", "interlaced.png", "gray.jpg", "exif.jpg",
                            "progressive.jpg", "cmyk.jpg"}) {
@@ -217,8 +212,7 @@ TEST_CASE("pictures: with any byte damaged, decoding gives an Error of one line,
   CHECK_ERROR(read_image(golden("pictures/bad_cut.jpg")), "bad_cut.jpg: ");
 }
 
-TEST_CASE("pictures: limits are checked before memory is allocated") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: limits are checked before memory is allocated") {
   const std::string png = text_of(golden("pictures/rgb.png"));
   CHECK_ERROR(decode_image(as_bytes(png), "f", {.max_pixels = 142}),
               "[png] f: expected at most 142 pixels, got 11 x 13; shrink it, or raise ImageOptions::max_pixels");
@@ -235,8 +229,7 @@ TEST_CASE("pictures: limits are checked before memory is allocated") {
   CHECK_ERROR(read_image("/nowhere.png"), "[file] cannot open /nowhere.png");
 }
 
-TEST_CASE("pictures: text chunks of a PNG are skipped, not decompressed") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: text chunks of a PNG are skipped, not decompressed") {
   const std::string png = text_of(golden("pictures/rgb.png"));
   std::string content("a\0\0", 3), chunks;
   const std::string long_text(7900000, 'a');
@@ -255,8 +248,7 @@ TEST_CASE("pictures: text chunks of a PNG are skipped, not decompressed") {
   CHECK(PeakMemory::now() - before < 64 << 20);  // the 30 texts would take 237 MB
 }
 
-TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: a JPEG has limits of pixels, memory and scans") {
   const auto error = [](const std::string& file) { return error_of([&] { decode_image(as_bytes(file), "f"); }); };
   CHECK(error(arithmetic_jpeg(10000, 10000, 1, 1)) ==
         "[jpeg] f: expected at most 89478485 pixels, got 10000 x 10000; shrink it, or raise ImageOptions::max_pixels");
@@ -266,8 +258,7 @@ TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
   CHECK(error(arithmetic_jpeg(29, 29, 1, 300)).empty());
 }
 
-TEST_CASE("pictures: transforms match torchvision") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: transforms match torchvision") {
   const auto expected = arrays_of("transforms.safetensors");
   const auto crop_to = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return CenterCrop{h, w}(x); }; };
   const auto resized = [](int64_t h, int64_t w) { return [=](const Tensor& x) { return resize(x, h, w); }; };
@@ -321,8 +312,7 @@ TEST_CASE("pictures: transforms match torchvision") {
   CHECK(expected.at("shorter_8_u8").to_vector<int64_t>() == std::vector<int64_t>{3, 8, 10});
 }
 
-TEST_CASE("pictures: edge cases and rejected files") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "pictures: edge cases and rejected files") {
   const Tensor u = ramp(3, 4, 6), flat = full({3, 4, 6}, 9, {.dtype = u8});
   CHECK(picture_difference(rotate(u, 0), u) == 0);
   CHECK(picture_difference(autocontrast(flat), flat) == 0);
@@ -331,21 +321,19 @@ TEST_CASE("pictures: edge cases and rejected files") {
   CHECK(picture_difference(resize(flat, 9, 2), full({3, 9, 2}, 9, {.dtype = u8})) == 0);
   CHECK(picture_difference(crop(u, 50, 0, 2, 2, 7), full({3, 2, 2}, 7, {.dtype = u8})) == 0);
   CHECK(picture_difference(posterize(u, 8), u) == 0);
-  CHECK_ERROR(resize(u, 0, 2), "[resize] expected at least 1 x 1 pixels, got 0 x 2");
-  CHECK_ERROR(resize(zeros({2, 2}), 2, 2),
-              "[resize] expected a picture (channels, height, width), u8 or f32, on the cpu");
-  CHECK_ERROR(grayscale(ramp(2, 4, 4)), "[grayscale] expected 1 or 3 channels, got (2, 4, 4)");
-  CHECK_ERROR(adjust_hue(u, 0.6), "[adjust_hue] expected a hue shift in [-0.5, 0.5] turns, got 0.6");
-  CHECK_ERROR(adjust_contrast(u, -1), "[adjust_contrast] expected a factor >= 0, got -1");
-  CHECK_ERROR(equalize(zeros({1, 2, 2})), "[equalize] expected a u8 picture, got f32");
-  CHECK_ERROR(posterize(u, 9), "[posterize] expected 0 to 8 bits, got 9");
-  CHECK_ERROR(solarize(u, NAN), "[solarize] expected a threshold other than NaN, got nan");
-  CHECK_ERROR(affine(u, {.c = NAN}), "[affine] expected finite coefficients, got nan");
+  CHECK_REJECTED(resize, (u, 0, 2), "at least 1 x 1 pixels, got 0 x 2");
+  CHECK_REJECTED(resize, (zeros({2, 2}), 2, 2), "a picture (channels, height, width), u8 or f32, on the cpu");
+  CHECK_REJECTED(grayscale, (ramp(2, 4, 4)), "1 or 3 channels, got (2, 4, 4)");
+  CHECK_REJECTED(adjust_hue, (u, 0.6), "a hue shift in [-0.5, 0.5] turns, got 0.6");
+  CHECK_REJECTED(adjust_contrast, (u, -1), "a factor >= 0, got -1");
+  CHECK_REJECTED(equalize, (zeros({1, 2, 2})), "a u8 picture, got f32");
+  CHECK_REJECTED(posterize, (u, 9), "0 to 8 bits, got 9");
+  CHECK_REJECTED(solarize, (u, NAN), "a threshold other than NaN, got nan");
+  CHECK_REJECTED(affine, (u, {.c = NAN}), "finite coefficients, got nan");
   CHECK_ERROR(rotate(u, INFINITY), "[affine] expected finite coefficients");
 }
 
-TEST_CASE("ImageFolder: classes and pictures in order") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "ImageFolder: classes and pictures in order") {
   TempDir dir;
   const auto put = [&](const std::string& name, int value) {
     std::filesystem::create_directories(std::filesystem::path(dir / name).parent_path());
@@ -373,7 +361,7 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
   dir.write("empty/x.bmp", "");
   CHECK_ERROR(ImageFolder(dir.str()), "x.bmp (convert it, or move it elsewhere)");
   CHECK_ERROR(ImageFolder(dir / "empty"), "[ImageFolder] expected");
-  CHECK_ERROR(ImageFolder(dir / "nowhere"), "[ImageFolder] expected a folder with a folder for each class, found none");
+  CHECK_REJECTED(ImageFolder, (dir / "nowhere"), "a folder with a folder for each class, found none");
   dir.write("b/0.png", "\x89PNG\r\n\x1a\nrubbish");
   std::filesystem::remove_all(dir / "empty");
   DataLoader broken(ImageFolder(dir.str()), {.batch_size = 7, .workers = 1});

@@ -35,50 +35,36 @@ TEST_CASE("resample: places of maxima in planes whose number of places has no ex
 TEST_CASE("resample: gradients") {
   manual_seed(31);
   const auto places = max_pool_indices(randn({1, 2, 4, 4}), PoolArgs()).indices;
-  check_gradient("conv3d", {{2, 4, 3, 4, 3}, {2, 2, 2, 3, 2}, {2}}, [](auto& x) {
-    return conv3d(x[0], x[1], x[2], {.stride = {2, 1, 1}, .padding = {1, 0, 1}, .dilation = {2, 1, 1}, .groups = 2});
-  });
-  check_gradient("conv_transpose3d", {{1, 4, 2, 2, 3}, {4, 1, 3, 2, 1}, {2}}, [](auto& x) {
-    return conv_transpose3d(x[0], x[1], x[2],
-                            {.stride = {2, 1, 2}, .padding = {1, 0, 0}, .dilation = {1, 2, 1}, .groups = 2}, {1, 0, 1});
-  });
-  check_gradient("conv_transpose1d", {{2, 2, 3}, {2, 2, 3}},
-                 [](auto& x) { return conv_transpose1d(x[0], x[1], {}, 2, 1, 1); });
-  check_gradient("max_pool", {{1, 2, 3, 4, 5}}, [](auto& x) { return max_pool(x[0], cube(2, 1, 1)); });
-  check_gradient("max_pool_indices", {{1, 2, 3, 4, 5}},
-                 [](auto& x) { return max_pool_indices(x[0], cube(2, 2, 0)).values; });
-  check_gradient("avg_pool", {{1, 2, 3, 4, 5}}, [](auto& x) { return avg_pool(x[0], cube(3, 2, 1)); });
-  check_gradient("adaptive_avg_pool", {{1, 2, 3, 4, 5}}, [](auto& x) { return adaptive_avg_pool(x[0], {2, 3, -1}); });
-  check_gradient("adaptive_max_pool", {{1, 2, 3, 4, 5}}, [](auto& x) {
-    return adaptive_max_pool(x[0], {2, 3, -1}).values;
-  });
-  check_gradient("lp_pool", {{1, 2, 4, 4}}, [](auto& x) { return lp_pool(square(x[0]) + 0.1, 2.5, PoolArgs()); });
-  check_gradient("max_unpool", {{1, 2, 2, 2}}, [&](auto& x) { return max_unpool(x[0], places, {4, 4}); });
-  check_gradient("interpolate up", {{1, 2, 3, 4}}, [](auto& x) {
-    return interpolate(x[0], {.size = {7, 9}, .mode = Resampling::linear});
-  });
-  check_gradient("interpolate down, antialias", {{1, 2, 7, 8}}, [](auto& x) {
-    return interpolate(x[0], {.scale = {0.4}, .mode = Resampling::cubic, .antialias = true});
-  });
-  check_gradient("interpolate volumes", {{1, 1, 2, 3, 4}}, [](auto& x) {
-    return interpolate(x[0], {.size = {3, 2, 7}, .mode = Resampling::linear, .align_corners = true});
-  });
+  CHECK_GRADIENT(
+      conv3d(x[0], x[1], x[2], {.stride = {2, 1, 1}, .padding = {1, 0, 1}, .dilation = {2, 1, 1}, .groups = 2}),
+      {2, 4, 3, 4, 3}, {2, 2, 2, 3, 2}, {2});
+  CHECK_GRADIENT(
+      conv_transpose3d(x[0], x[1], x[2],
+                       {.stride = {2, 1, 2}, .padding = {1, 0, 0}, .dilation = {1, 2, 1}, .groups = 2}, {1, 0, 1}),
+      {1, 4, 2, 2, 3}, {4, 1, 3, 2, 1}, {2});
+  CHECK_GRADIENT(conv_transpose1d(x[0], x[1], {}, 2, 1, 1), {2, 2, 3}, {2, 2, 3});
+  CHECK_GRADIENT(max_pool(x[0], cube(2, 1, 1)), {1, 2, 3, 4, 5});
+  CHECK_GRADIENT(max_pool_indices(x[0], cube(2, 2, 0)).values, {1, 2, 3, 4, 5});
+  CHECK_GRADIENT(avg_pool(x[0], cube(3, 2, 1)), {1, 2, 3, 4, 5});
+  CHECK_GRADIENT(adaptive_avg_pool(x[0], {2, 3, -1}), {1, 2, 3, 4, 5});
+  CHECK_GRADIENT(adaptive_max_pool(x[0], {2, 3, -1}).values, {1, 2, 3, 4, 5});
+  CHECK_GRADIENT(lp_pool(square(x[0]) + 0.1, 2.5, PoolArgs()), {1, 2, 4, 4});
+  CHECK_GRADIENT(max_unpool(x[0], places, {4, 4}), {1, 2, 2, 2});
+  CHECK_GRADIENT(interpolate(x[0], {.size = {7, 9}, .mode = Resampling::linear}), {1, 2, 3, 4});
+  CHECK_GRADIENT(interpolate(x[0], {.scale = {0.4}, .mode = Resampling::cubic, .antialias = true}), {1, 2, 7, 8});
+  CHECK_GRADIENT(interpolate(x[0], {.size = {3, 2, 7}, .mode = Resampling::linear, .align_corners = true}),
+                 {1, 1, 2, 3, 4});
   // the operation is linear, so the derivative of its gradient is the interpolation itself
-  check_gradient("interpolate of its derivative", {{1, 2, 5}},
-                 [](auto& x) { return resample(x[0], {transposed(resample_axis(3, 5, Resampling::linear))}); });
-  check_gradient("grid_sample", {{1, 2, 4, 5}, {1, 2, 3, 2}}, [](auto& x) { return grid_sample(x[0], tanh(x[1])); });
-  check_gradient("grid_sample, reflection", {{1, 2, 4, 5}, {1, 2, 3, 2}}, [](auto& x) {
-    return grid_sample(x[0], x[1] * 1.5, {.padding = GridPadding::reflection, .align_corners = true});
-  });
-  check_gradient("grid_sample, cubic", {{1, 2, 4, 5}, {1, 2, 3, 2}},
-                 [](auto& x) { return grid_sample(x[0], tanh(x[1]), {.mode = Resampling::cubic}); });
-  check_gradient("grid_sample of volumes", {{1, 2, 2, 3, 4}, {1, 1, 2, 2, 3}},
-                 [](auto& x) { return grid_sample(x[0], tanh(x[1])); });
-  check_gradient("affine_grid", {{2, 2, 3}}, [](auto& x) { return affine_grid(x[0], {2, 1, 3, 2}); });
-  check_gradient("unfold", {{2, 2, 4, 5}}, [](auto& x) {
-    return unfold(x[0], {.kernel = {2, 3}, .dilation = {1, 2}, .padding = {1, 0}, .stride = {2, 1}});
-  });
-  check_gradient("fold", {{2, 4, 6}}, [](auto& x) { return fold(x[0], {3, 4}, {.kernel = {2, 2}}); });
+  CHECK_GRADIENT(resample(x[0], {transposed(resample_axis(3, 5, Resampling::linear))}), {1, 2, 5});
+  CHECK_GRADIENT(grid_sample(x[0], tanh(x[1])), {1, 2, 4, 5}, {1, 2, 3, 2});
+  CHECK_GRADIENT(grid_sample(x[0], x[1] * 1.5, {.padding = GridPadding::reflection, .align_corners = true}),
+                 {1, 2, 4, 5}, {1, 2, 3, 2});
+  CHECK_GRADIENT(grid_sample(x[0], tanh(x[1]), {.mode = Resampling::cubic}), {1, 2, 4, 5}, {1, 2, 3, 2});
+  CHECK_GRADIENT(grid_sample(x[0], tanh(x[1])), {1, 2, 2, 3, 4}, {1, 1, 2, 2, 3});
+  CHECK_GRADIENT(affine_grid(x[0], {2, 1, 3, 2}), {2, 2, 3});
+  CHECK_GRADIENT(unfold(x[0], {.kernel = {2, 3}, .dilation = {1, 2}, .padding = {1, 0}, .stride = {2, 1}}),
+                 {2, 2, 4, 5});
+  CHECK_GRADIENT(fold(x[0], {3, 4}, {.kernel = {2, 2}}), {2, 4, 6});
 }
 
 TEST_CASE("resample: known properties") {
@@ -146,65 +132,52 @@ TEST_CASE("resample: known properties") {
 TEST_CASE("resample: the same bits on any number of threads") {
   manual_seed(33);
   const Tensor x = randn({3, 5, 37, 41});
-  struct Row {
-    const char* name;
-    std::function<Variable(const Variable&)> fn;
-  } rows[] = {
-      {"up",
-       [](auto& v) {
-         return interpolate(v, {.size = {90, 83}, .mode = Resampling::linear});
-       }},
-      {"down",
-       [](auto& v) {
-         return interpolate(v, {.size = {9, 23}, .mode = Resampling::cubic});
-       }},
-      {"grid",
-       [](auto& v) {
-         return grid_sample(v, affine_grid(full({3, 2, 3}, 0.4), {3, 1, 40, 40}));
-       }},
+  const InterpolateOptions up{.size = {90, 83}, .mode = Resampling::linear},
+      down{.size = {9, 23}, .mode = Resampling::cubic};
+  const Variable grid = affine_grid(full({3, 2, 3}, 0.4), {3, 1, 40, 40});
+  const Tensor kernel = full({2, 3, 3, 3, 3}, 0.1);
+  const std::pair<const char*, std::function<Variable(const Variable&)>> rows[] = {
+      {"up", [&](auto& v) { return interpolate(v, up); }},
+      {"down", [&](auto& v) { return interpolate(v, down); }},
+      {"grid", [&](auto& v) { return grid_sample(v, grid); }},
       {"unfold",
        [](auto& v) {
-         return unfold(v, {.kernel = {3, 3}});
+         return unfold(v, UnfoldOptions{.kernel = {3, 3}});
        }},
-      {"conv3d",
-       [](auto& v) {
-         return conv3d(v.unsqueeze(0), full({2, 3, 3, 3, 3}, 0.1));
-       }},
+      {"conv3d", [&](auto& v) { return conv3d(v.unsqueeze(0), kernel); }},
   };
-  for (const Row& row : rows) {
-    CAPTURE(row.name);
-    Tensor out, grad;
-    for (const int n : {1, 2, 3, 7}) {
-      const Threads threads(n);
-      const Variable v(x, true), y = row.fn(v);
-      sum(square(y)).backward();
-      if (!out.defined()) out = y.tensor(), grad = v.grad();
-      CHECK(equal(out, y.tensor()));
-      CHECK(equal(grad, v.grad()));
-    }
+  for (const auto& [name, fn] : rows) {
+    CAPTURE(name);
+    check_threads(
+        [&, &run = fn] {
+          const Variable v(x, true), y = run(v);
+          sum(square(y)).backward();
+          return std::vector{y.tensor(), v.grad()};
+        },
+        {2, 3, 7});
   }
 }
 
 TEST_CASE("resample: invalid arguments are rejected") {
   const Tensor image = zeros({1, 2, 4, 4}), volume = zeros({1, 2, 3, 4, 4}), line = zeros({1, 2, 4});
-  CHECK_ERROR(conv3d(image, volume), "[conv3d] expected an input (N, C, D, H, W) and a weight");
-  CHECK_ERROR(conv3d(volume, zeros({1, 3, 1, 1, 1})), "[conv3d] expected an input with 3 channels");
-  CHECK_ERROR(conv3d(volume, zeros({1, 2, 4, 1, 1})), "[conv3d] expected a kernel that fits the padded input");
-  CHECK_ERROR(conv3d(volume, volume, {}, {}), "[conv3d] expected 3 values >= 1 for stride, got (1, 1)");
+  CHECK_REJECTED(conv3d, (image, volume), "an input (N, C, D, H, W) and a weight");
+  CHECK_REJECTED(conv3d, (volume, zeros({1, 3, 1, 1, 1})), "an input with 3 channels");
+  CHECK_REJECTED(conv3d, (volume, zeros({1, 2, 4, 1, 1})), "a kernel that fits the padded input");
+  CHECK_REJECTED(conv3d, (volume, volume, {}, {}), "3 values >= 1 for stride, got (1, 1)");
   CHECK_ERROR(conv_transpose3d(volume, zeros({3, 1, 1, 1, 1})), "expected an input with 3 channels");
   CHECK_ERROR(conv_transpose3d(volume, zeros({2, 1, 1, 1, 1}), {}, conv_args3(), {1, 0, 0}),
               "expected output_padding below the larger of stride and dilation");
   CHECK_ERROR(conv_transpose3d(volume, zeros({2, 1, 1, 1, 1}), zeros({3})), "expected a bias (1), got (3)");
-  CHECK_ERROR(conv_transpose1d(image, line), "[conv_transpose1d] expected an input (N, C, L)");
-  CHECK_ERROR(max_pool(volume, {}), "[max_pool] expected options of 3 values for input (1, 2, 3, 4, 4), got (2, 2)");
-  CHECK_ERROR(max_pool(zeros({2, 3}), {}), "[max_pool] expected a floating input (N, C, L)");
-  CHECK_ERROR(adaptive_avg_pool(image, {2}), "[adaptive_avg_pool] expected options of 2 values");
-  CHECK_ERROR(adaptive_max_pool(image, {0, 1}), "[adaptive_max_pool] expected sizes >= 1, or -1");
-  CHECK_ERROR(lp_pool(image, 0, {}), "[lp_pool] expected p > 0, got 0");
-  CHECK_ERROR(lp_pool(image, 2, {.padding = {1, 0}}), "[lp_pool] expected no padding, got (1, 0)");
-  CHECK_ERROR(max_unpool(image, image, {8, 8}), "[max_unpool] expected i64 indices like the input");
+  CHECK_REJECTED(conv_transpose1d, (image, line), "an input (N, C, L)");
+  CHECK_REJECTED(max_pool, (volume, {}), "options of 3 values for input (1, 2, 3, 4, 4), got (2, 2)");
+  CHECK_REJECTED(max_pool, (zeros({2, 3}), {}), "a floating input (N, C, L)");
+  CHECK_REJECTED(adaptive_avg_pool, (image, {2}), "options of 2 values");
+  CHECK_REJECTED(adaptive_max_pool, (image, {0, 1}), "sizes >= 1, or -1");
+  CHECK_REJECTED(lp_pool, (image, 0, {}), "p > 0, got 0");
+  CHECK_REJECTED(lp_pool, (image, 2, {.padding = {1, 0}}), "no padding, got (1, 0)");
+  CHECK_REJECTED(max_unpool, (image, image, {8, 8}), "i64 indices like the input");
   CHECK_ERROR(max_unpool(image, full({1, 2, 4, 4}, 64, {.dtype = i64}), {8, 8}), "64");
-  CHECK_ERROR(interpolate(image, {}), "[interpolate] expected a size or a scale, got neither");
+  CHECK_REJECTED(interpolate, (image, {}), "a size or a scale, got neither");
   CHECK_ERROR(interpolate(image, {.size = {2}, .scale = {2}}), "expected a size or a scale, got both");
   CHECK_ERROR(interpolate(image, {.size = {2, 2, 2}}), "expected one size, or 2 of them for (1, 2, 4, 4), got 3");
   CHECK_ERROR(interpolate(image, {.scale = {0}}), "expected sizes >= 1 and scales > 0, got 0");
@@ -212,16 +185,15 @@ TEST_CASE("resample: invalid arguments are rejected") {
   CHECK_ERROR(interpolate(image, {.size = {2}, .align_corners = true}), "align_corners with linear and cubic only");
   CHECK_ERROR(interpolate(line, {.size = {2}, .mode = Resampling::linear, .antialias = true}), "antialias");
   CHECK_ERROR(interpolate(line, {.size = {2}, .mode = Resampling::cubic}), "expected images (N, C, H, W) for cubic");
-  CHECK_ERROR(interpolate(zeros({2, 2, 4}, {.dtype = i64}), {.size = {2}}), "[interpolate] expected a floating input");
-  CHECK_ERROR(resample(image, {resample_axis(4, 2, Resampling::area)}),
-              "[resample] expected an input (N, C, ...) with 1");
-  CHECK_ERROR(grid_sample(image, zeros({1, 2, 2, 3})), "[grid_sample] expected a grid (1, P, Q, 2)");
+  CHECK_REJECTED(interpolate, (zeros({2, 2, 4}, {.dtype = i64}), {.size = {2}}), "a floating input");
+  CHECK_REJECTED(resample, (image, {resample_axis(4, 2, Resampling::area)}), "an input (N, C, ...) with 1");
+  CHECK_REJECTED(grid_sample, (image, zeros({1, 2, 2, 3})), "a grid (1, P, Q, 2)");
   CHECK_ERROR(grid_sample(image, zeros({1, 2, 2, 2}, {.dtype = f64})), "of one dtype and device, got f32");
   CHECK_ERROR(grid_sample(volume, zeros({1, 1, 1, 1, 3}), {.mode = Resampling::cubic}),
               "or cubic for an input (N, C, H, W)");
-  CHECK_ERROR(affine_grid(zeros({1, 2, 2}), {1, 1, 2, 2}), "[affine_grid] expected theta (N, 2, 3)");
-  CHECK_ERROR(unfold(image, {.kernel = {5, 1}}), "[unfold] expected a kernel that fits the padded image");
-  CHECK_ERROR(unfold(line, {.kernel = {1, 1}}), "[unfold] expected an input (N, C, H, W), got (1, 2, 4)");
-  CHECK_ERROR(unfold(image, {.kernel = {1}}), "[unfold] expected 2 values >= 1 for kernel, got (1)");
+  CHECK_REJECTED(affine_grid, (zeros({1, 2, 2}), {1, 1, 2, 2}), "theta (N, 2, 3)");
+  CHECK_REJECTED(unfold, (image, {.kernel = {5, 1}}), "a kernel that fits the padded image");
+  CHECK_REJECTED(unfold, (line, {.kernel = {1, 1}}), "an input (N, C, H, W), got (1, 2, 4)");
+  CHECK_REJECTED(unfold, (image, {.kernel = {1}}), "2 values >= 1 for kernel, got (1)");
   CHECK_ERROR(fold(line, {2, 2}, {.kernel = {2, 1}}), "expected columns (N, C x 2, 2) for (2, 2), got (1, 2, 4)");
 }

@@ -28,8 +28,7 @@ Result run(nn::BatchNorm& bn, const Tensor& x, const Tensor& w) {
 
 }  // namespace
 
-TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and empty parts") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "sync batch norm equals batch norm on the whole batch, with uneven and empty parts") {
   struct Row {
     std::vector<int64_t> rows;
     Shape tail;
@@ -92,8 +91,8 @@ TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and
   }
 }
 
-TEST_CASE("sync batch norm: a model of several layers is converted, trains under DDP, and evaluates alone") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu,
+                  "sync batch norm: a model of several layers is converted, trains under DDP, and evaluates alone") {
   struct Net : nn::Layer<Net> {
     nn::Conv2d conv{{.in = 1, .out = 3, .kernel = {3, 3}}};
     nn::BatchNorm2d norm{{.channels = 3}};
@@ -128,8 +127,7 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
   }
 }
 
-TEST_CASE("sync batch norm: 16 bits, options, and rejected inputs") {
-  const OnCpu on_cpu;
+TEST_CASE_FIXTURE(OnCpu, "sync batch norm: 16 bits, options, and rejected inputs") {
   on_ranks(2, [&](int rank) {
     manual_seed(3);
     const Tensor x = randn({6, 4, 2}), w = randn({6, 4, 2});

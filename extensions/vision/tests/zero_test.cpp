@@ -23,21 +23,13 @@ struct Volumes : nn::Layer<Volumes> {
 
 }  // namespace
 
-TEST_CASE("zero: 3-d and transposed convolutions have the same bits under DDP and every stage") {
-  const OnCpu on_cpu;
-  struct {
-    const char* name;
-    MakeModel make;
-  } rows[] = {
+TEST_CASE_FIXTURE(OnCpu, "zero: 3-d and transposed convolutions have the same bits under DDP and every stage") {
+  check_each_same_bits({
       {"volumes", [] { return std::make_unique<Volumes>(); }},
       {"Conv3d", of_channels<nn::Conv3d>({.in = 1, .out = 7, .kernel = 2}, {4, 1, 2, 3, 5}, 7)},
       {"ConvTranspose1d", of_channels<nn::ConvTranspose1d>({.in = 6, .out = 4, .stride = 2}, {4, 6, 5}, 4)},
       {"ConvTranspose2d", of_channels<nn::ConvTranspose2d>({.in = 6, .out = 4, .kernel = {1, 2}}, {4, 6, 1, 5}, 4)},
       {"ConvTranspose3d",
        of_channels<nn::ConvTranspose3d>({.in = 6, .out = 5, .kernel = {2, 1, 3}}, {4, 6, 1, 1, 5}, 5)},
-  };
-  for (const auto& [name, make] : rows) {
-    CAPTURE(std::string(name));
-    check_same_bits(make);
-  }
+  });
 }
