@@ -109,7 +109,7 @@ template <class O, class Options> auto optimizer_of(const Options& options) {
 }
 
 /// A GPT in evaluation mode with large weights, so that scores of tokens are far apart.
-inline nn::GPT drawn_gpt(const nn::GPT::Options& o, uint64_t seed = 3) {
+inline nn::GPT random_gpt(const nn::GPT::Options& o, uint64_t seed = 3) {
   manual_seed(seed);
   nn::GPT model(o);
   for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));

@@ -54,10 +54,10 @@ double apart(const Tensor& got, const Tensor& expected) {
 /// The largest of these differences between two lists.
 double apart(const std::vector<Tensor>& got, const std::vector<Tensor>& expected) {
   REQUIRE(got.size() == expected.size());
-  double most = 0;
+  double largest = 0;
   for (size_t i = 0; i < got.size(); ++i)
-    if (const double one = apart(got[i], expected[i]); one > most || std::isnan(one)) most = one;
-  return most;
+    if (const double one = apart(got[i], expected[i]); one > largest || std::isnan(one)) largest = one;
+  return largest;
 }
 
 HeadLoss entire(const Tensor& target, const CrossEntropyOptions& options) {

@@ -21,7 +21,7 @@ void check_complete(const Run& run, bool done, std::set<int>& observed) {
   const int v = load_version(run.path());
   observed.insert(v);
   CHECK((v == 2 || (v == 1 && !done)));
-  save(run.path(), "two", alone(3), nullptr, options_with(&healthy));
+  save(run.path(), "two", of_one_rank(3), nullptr, options_with(&healthy));
   CHECK(load_version(run.path()) == 3);
   const std::string list = run.dir.list("run");
   CHECK((list == "latest two" || list == "latest two~2"));
@@ -45,7 +45,9 @@ bool save_in_processes(int world, const std::string& path, const std::function<F
 }
 
 /// Saves version 2 by this process.
-void save_two(const Run& run, FaultyCalls& calls) { save(run.path(), "two", alone(2), nullptr, options_with(&calls)); }
+void save_two(const Run& run, FaultyCalls& calls) {
+  save(run.path(), "two", of_one_rank(2), nullptr, options_with(&calls));
+}
 
 int64_t calls_of_a_save() {
   FaultyCalls calls;
@@ -107,7 +109,7 @@ TEST_CASE(
       const Run run;
       FaultyCalls calls(fault, k, error);
       Saver saver(run.path(), nullptr, options_with(&calls));
-      const std::string text = message([&] { saver.save("two", alone(2)); });
+      const std::string text = message([&] { saver.save("two", of_one_rank(2)); });
       calls.repair();
       const int v = load_version(run.path());
       if (text == "(no error)") {  // the failed call removed an old checkpoint, which is not an error
@@ -119,7 +121,7 @@ TEST_CASE(
         if (contains(text, "the checkpoint is complete")) CHECK((v == 1 || v == 2));
         else CHECK(v == 1);
       }
-      saver.save("three", alone(3));
+      saver.save("three", of_one_rank(3));
       CHECK(load_version(run.path()) == 3);
       CHECK(run.dir.list("run") == "latest lock three");
     }
@@ -198,7 +200,7 @@ TEST_CASE("34: a rank whose disk hangs: all ranks say so after write_timeout and
 TEST_CASE("38: two jobs and one folder") {
   TempDir dir;
   Warnings warnings;
-  const Contents c = alone(1);
+  const Contents c = of_one_rank(1);
   {
     Saver first(dir.str(), nullptr, {.warn = warnings.sink()});
     first.save("a", c);

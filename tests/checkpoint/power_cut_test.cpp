@@ -221,7 +221,7 @@ TEST_CASE("35: the test sees a save that does not flush") {
   const Run run;
   const Disk disk(run.path());
   Recorder recorder;
-  save(run.path(), "two", alone(2), nullptr, options_with(&recorder));
+  save(run.path(), "two", of_one_rank(2), nullptr, options_with(&recorder));
   // Without the flush of a file or its folder, something is broken: `latest` names a missing checkpoint, or a file is
   // incomplete. Loading reports it or falls back to an intact checkpoint.
   int broken = 0, syncs = 0;

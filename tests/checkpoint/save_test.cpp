@@ -263,10 +263,10 @@ TEST_CASE("latest, tags and keep") {
   {
     Saver saver(dir.str(), nullptr, {.keep = 2, .warn = warnings.sink()});
     CHECK(saver.committed() == "");
-    for (int v = 1; v <= 4; ++v) saver.save(str("step-", v), alone(v));
+    for (int v = 1; v <= 4; ++v) saver.save(str("step-", v), of_one_rank(v));
     CHECK(saver.committed() == dir / "step-4");
     CHECK(dir.list() == "latest lock step-3 step-4");
-    saver.save("step-4", alone(5));  // a resumed run reaches the same step again
+    saver.save("step-4", of_one_rank(5));  // a resumed run reaches the same step again
     CHECK(dir.list() == "latest lock step-3 step-4~2");
   }
   CHECK(dir.list() == "latest step-3 step-4~2");
@@ -276,17 +276,17 @@ TEST_CASE("latest, tags and keep") {
   CHECK(load_version(dir / "step-3") == 3);
   CHECK_ERROR(load_version(dir.str(), {.tag = "step-2"}),
               "expected a checkpoint of tag step-2, there are step-3, step-4");
-  save(dir.str(), "side", alone(6), nullptr, {.latest = false});
+  save(dir.str(), "side", of_one_rank(6), nullptr, {.latest = false});
   CHECK(load_version(dir.str()) == 5);
   CHECK(load_version(dir.str(), {.tag = "side"}) == 6);
   // The checkpoint that `latest` names is kept, however old it is.
-  save(dir.str(), "next", alone(7), nullptr, {.keep = 1, .latest = false});
+  save(dir.str(), "next", of_one_rank(7), nullptr, {.keep = 1, .latest = false});
   CHECK(dir.list() == "latest next step-4~2");
   CHECK(load_version(dir.str()) == 5);
   fs::create_directory(dir / "mine");  // not a checkpoint of ours, so never touched
   std::ofstream(dir / "mine/notes") << "text";
   std::ofstream(dir / "a.tmp-notes") << "text";
-  save(dir.str(), "last", alone(8), nullptr, {.keep = 1});
+  save(dir.str(), "last", of_one_rank(8), nullptr, {.keep = 1});
   CHECK(dir.list() == "a.tmp-notes last latest mine");
   CHECK(warnings.take() ==
         str("[checkpoint] ", dir / "nowhere", ": holds no checkpoint; save one, or give another folder\n"));
@@ -297,7 +297,7 @@ TEST_CASE("folders of any name") {
   const fs::path before = fs::current_path();
   fs::current_path(dir.str());
   for (const char* name : {"a\nb", "!a", "=a", "caf\xe9", " ", "\x1b[31m"}) {
-    save(name, "step-1", alone(3));
+    save(name, "step-1", of_one_rank(3));
     CHECK(load_version(name) == 3);
   }
   fs::current_path(before);
@@ -307,7 +307,7 @@ TEST_CASE("a lock that is a link to another file: nothing is written there") {
   TempDir dir;
   std::ofstream(dir / "target") << "kept";
   fs::create_symlink(dir / "target", dir / "lock");
-  CHECK_ERROR(save(dir.str(), "a", alone(1)), "(a symbolic link is not followed: remove it)");
+  CHECK_ERROR(save(dir.str(), "a", of_one_rank(1)), "(a symbolic link is not followed: remove it)");
   CHECK(data::read_file(dir / "target", 100) == "kept");
 }
 
@@ -315,7 +315,7 @@ TEST_CASE("latest that is missing or broken: the newest complete one, with a war
   TempDir dir;
   Warnings warnings;
   // The newest is not the last by name.
-  for (int v = 1; v <= 3; ++v) save(dir.str(), str("z", 4 - v), alone(v));
+  for (int v = 1; v <= 3; ++v) save(dir.str(), str("z", 4 - v), of_one_rank(v));
   fs::remove(dir / "latest");
   for (const std::string& content :
        std::vector<std::string>{"missing", "", "gone\n", "../z1\n", std::string(1000, 'x')}) {

@@ -129,7 +129,7 @@ inline Contents contents_of(Cut cut, int world, int rank, int v) {
 }
 
 /// Version `v` of the whole model, for one process.
-inline Contents alone(int v) { return contents_of(Cut::replicated, 1, 0, v); }
+inline Contents of_one_rank(int v) { return contents_of(Cut::replicated, 1, 0, v); }
 
 /// Loads in this process alone. Returns the version on which numbers and tensors agree; -1 if they disagree, -2 if
 /// there is no checkpoint.
@@ -158,7 +158,7 @@ inline SaveOptions options_with(FileCalls* calls, bool async = false) {
 
 /// A new temporary folder that holds version 1.
 struct Run {
-  Run() { save(path(), "one", alone(1), nullptr, options_with(&healthy)); }
+  Run() { save(path(), "one", of_one_rank(1), nullptr, options_with(&healthy)); }
   /// The run's folder.
   std::string path() const { return dir / "run"; }
   TempDir dir;

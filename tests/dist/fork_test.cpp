@@ -13,7 +13,7 @@
 #include "dist/process_group.h"
 #include "tensor/ops.h"
 #include "tests/dist/outcomes.h"
-#include "tests/dist/told.h"
+#include "tests/dist/reports.h"
 #include "tests/fork.h"
 #include "tests/messages.h"
 

@@ -22,7 +22,7 @@
 using namespace lockstep;
 using namespace lockstep::dist;
 using testing::check_ranks;
-using testing::check_told;
+using testing::check_reports;
 using testing::ones_of;
 using testing::outcome;
 using testing::outcomes;
@@ -126,7 +126,7 @@ TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, wit
       row.call(world(), rank);
       world().barrier();
     };
-    check_told(3, body, {row.expected, "ranks disagree in group world"});
+    check_reports(3, body, {row.expected, "ranks disagree in group world"});
   }
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("group: an error is the error of every later call, and of asynchronous
       throw Error("another error: " + first);
     work.wait();
   };
-  check_told(2, body, {"rank 0 calls all_reduce f32 x 4 sum; rank 1 calls all_reduce f32 x 5 sum"});
+  check_reports(2, body, {"rank 0 calls all_reduce f32 x 4 sum; rank 1 calls all_reduce f32 x 5 sum"});
 }
 
 TEST_CASE("group 12: one collective more at the end") {
@@ -172,7 +172,7 @@ TEST_CASE("group 13: ranks that wait for each other") {
          world().receive(ones_of(4), 1 - rank, {.tag = tag});
        },
        {"gradient of micro-batch 3", "activation of micro-batch 4"}}};
-  at_once(circles, [](const auto& circle) { check_told(circle.ranks, circle.body, circle.parts); });
+  at_once(circles, [](const auto& circle) { check_reports(circle.ranks, circle.body, circle.parts); });
 }
 
 TEST_CASE("group: a slow rank is no deadlock") {
@@ -200,8 +200,8 @@ TEST_CASE("group: barriers and collectives that time out name the missing ranks"
     if (rank == 1) wait_for_failure();
     world().all_reduce(ones_of(4), {.tag = "g"});
   };
-  check_told(3, barrier, {"[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"});
-  check_told(
+  check_reports(3, barrier, {"[barrier] waited 0.4 s in group world, call 1; missing ranks: 1 (of 0-2)"});
+  check_reports(
       3, reduce,
       {"all_reduce f32 x 4, tag g", "this rank waits to hear from rank 1", "rank 1 is in step 0, in no collective yet"},
       1);

@@ -10,7 +10,7 @@
 #include "dist/process_group.h"
 #include "tensor/ops.h"
 #include "tests/dist/job.h"
-#include "tests/dist/told.h"
+#include "tests/dist/reports.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 
@@ -41,14 +41,14 @@ struct Row {
 };
 
 TimedError reported(const Row& row) {
-  testing::Told told;
+  testing::ErrorReports reports;
   const auto body = [&](int rank) {
     world().barrier();
     if (rank == 0) row.meanwhile();
-    else row.fault([&] { told.happens(); });
+    else row.fault([&] { reports.happens(); });
   };
-  told.run(2, body, row.job);
-  return {told.text(0), told.delay(0)};
+  reports.run(2, body, row.job);
+  return {reports.text(0), reports.delay(0)};
 }
 
 /// Two ranks of three meet.

@@ -14,7 +14,7 @@
 #include "dist/process_group.h"
 #include "tensor/ops.h"
 #include "tests/dist/flight_record.h"
-#include "tests/dist/told.h"
+#include "tests/dist/reports.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -99,7 +99,7 @@ TEST_CASE("mismatch 13: ranks that wait for each other in different calls are a 
 
 TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than a heartbeat") {
   constexpr uint64_t last = 40;
-  testing::Told told;
+  testing::ErrorReports reports;
   const auto body = [](int rank) {
     for (uint64_t step = 1; step <= last; ++step) {
       set_step(step);
@@ -109,8 +109,8 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
     if (rank == 1) raise(SIGKILL);
     world().all_reduce(ones({8}));
   };
-  told.run(2, body, over("shm", 60));  // spawn() itself may notice first that the process is gone
-  const std::string text = told.text(0);
+  reports.run(2, body, over("shm", 60));  // spawn() itself may notice first that the process is gone
+  const std::string text = reports.text(0);
   CAPTURE(text);
   const size_t at = text.find("last seen in step ");
   REQUIRE(at != std::string::npos);

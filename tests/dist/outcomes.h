@@ -34,8 +34,8 @@ inline std::vector<std::string> outcomes(int n, const std::function<void(int ran
   return texts;
 }
 /// Checks that each of n ranks that run fn throws the same error, and that it has all of `parts`.
-inline void check_told(int n, const std::function<void(int rank)>& fn, const std::vector<std::string>& parts,
-                       double timeout = 20) {
+inline void check_reports(int n, const std::function<void(int rank)>& fn, const std::vector<std::string>& parts,
+                          double timeout = 20) {
   const std::vector<std::string> texts = outcomes(n, fn, timeout);
   CAPTURE(texts[0]);
   for (const std::string& part : parts) CHECK(contains(texts[0], part));

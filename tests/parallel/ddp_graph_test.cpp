@@ -61,11 +61,11 @@ TEST_CASE("DDP: find_unused_parameters sends zeros for unused parameters; those 
 }
 
 TEST_CASE("DDP: find_unused_parameters must see the forward") {
-  for (const bool seen_before : {false, true}) {
+  for (const bool had_forward : {false, true}) {
     const auto passes = [&](int) {
       Branches net;
       DistributedDataParallel ddp(net, {.find_unused_parameters = true});
-      if (seen_before) sum(ddp(ones({2, 3}))).backward();
+      if (had_forward) sum(ddp(ones({2, 3}))).backward();
       net.zero_grad();
       sum(net(ones({2, 3}))).backward();
     };

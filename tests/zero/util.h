@@ -268,14 +268,14 @@ inline Tensors parameters_after(int ranks, const zero::ZeroOptions& options, DTy
 }
 
 /// The elements of the tensor of this name that a piece of state holds. A tensor that is missing is made, full of NaN.
-inline Tensor place_of(Tensors& whole, const zero::StatePiece& piece) {
-  Tensor& tensor = whole[piece.name];
+inline Tensor place_of(Tensors& full_tensors, const zero::StatePiece& piece) {
+  Tensor& tensor = full_tensors[piece.name];
   if (!tensor.defined()) tensor = full({numel_of(piece.shape)}, NAN, {.dtype = piece.tensor.dtype()});
   return tensor.narrow(0, piece.range.begin, piece.range.size()).view(piece.tensor.shape());
 }
-/// Replaces the state of this rank by that of the whole tensors.
-inline void load_from(Zero& zero, Tensors whole, const std::map<std::string, double>& numbers) {
-  for (const zero::StatePiece& piece : zero.state(true)) piece.tensor.copy_(place_of(whole, piece));
+/// Replaces the state of this rank by that of these tensors.
+inline void load_from(Zero& zero, Tensors full_tensors, const std::map<std::string, double>& numbers) {
+  for (const zero::StatePiece& piece : zero.state(true)) piece.tensor.copy_(place_of(full_tensors, piece));
   zero.load_numbers(numbers);
   zero.loaded();
 }

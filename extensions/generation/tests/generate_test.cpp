@@ -23,7 +23,7 @@ using namespace lockstep::nn;
 namespace {
 
 GPT small_gpt(uint64_t seed = 3) {
-  return testing::drawn_gpt({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4}, seed);
+  return testing::random_gpt({.vocab = 61, .context = 80, .layers = 2, .width = 48, .heads = 4}, seed);
 }
 
 std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
@@ -50,9 +50,9 @@ TEST_CASE("distribution: probabilities match Transformers") {
     for (const data::Json& one : list.as_array()) all.push_back(one.as_number());
     return all;
   };
-  const std::vector<double> scores = numbers(golden.at("logits")), seen = numbers(golden.at("seen"));
+  const std::vector<double> scores = numbers(golden.at("logits")), earlier = numbers(golden.at("seen"));
   const std::vector<float> logits(scores.begin(), scores.end());
-  const std::vector<int64_t> previous(seen.begin(), seen.end());
+  const std::vector<int64_t> previous(earlier.begin(), earlier.end());
   for (const data::Json& c : golden.at("cases").as_array()) {
     const data::Json& a = c.at("args");
     CAPTURE(a.dump());

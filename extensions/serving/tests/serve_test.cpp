@@ -270,7 +270,7 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
   for (const Row& row :
        {Row{"gpt", gpt, false}, Row{"llama", llama, false}, Row{"window", window, false}, Row{"sparse", gpt, true}}) {
     CAPTURE(row.name);
-    nn::GPT model = testing::drawn_gpt(row.o);
+    nn::GPT model = testing::random_gpt(row.o);
     if (row.sparse)
       for (auto& block : model.blocks.items) block->attention.set_sparsity(std::make_shared<testing::Strided>(8));
     std::vector<Asked> asked;
@@ -323,7 +323,7 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
 }
 
 TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of the prompt; rejected requests") {
-  nn::GPT model = testing::drawn_gpt({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
+  nn::GPT model = testing::random_gpt({.vocab = 61, .context = 128, .layers = 1, .width = 32, .heads = 2});
   std::atomic<int> steps = 0, after = -1;
   std::shared_ptr<Answer> goes, stays;
   std::mutex mutex;

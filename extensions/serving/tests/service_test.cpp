@@ -47,7 +47,7 @@ class Toy : public data::Tokenizer {
 };
 
 nn::GPT toy_gpt(int64_t vocab) {
-  return testing::drawn_gpt({.vocab = vocab, .context = 64, .layers = 1, .width = 16, .heads = 2, .tied = false});
+  return testing::random_gpt({.vocab = vocab, .context = 64, .layers = 1, .width = 16, .heads = 2, .tied = false});
 }
 
 /// Makes all scores 0, except for rows of the head that the caller writes. Returns the head's weight.

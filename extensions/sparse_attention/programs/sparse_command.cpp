@@ -18,7 +18,7 @@ using namespace lockstep::train;
 
 namespace {
 
-constexpr int64_t max_shown = 128, max_rendered = 512, max_counted = 8192;  // blocks per row
+constexpr int64_t max_blocks = 128, max_rendered = 512, max_counted = 8192;  // blocks per row
 
 struct SparseAsked {
   std::string source, svg;
@@ -106,18 +106,18 @@ void run_sparse(const SparseAsked& o) {
   fmt::print("{}\n\n", title);
   int64_t least = n, greatest = 0;
   for (int64_t head = 0; head < layout.heads; ++head) {
-    if (layout.heads > 1 && o.svg.empty() && n <= max_shown) fmt::print("head {}\n", head);
+    if (layout.heads > 1 && o.svg.empty() && n <= max_blocks) fmt::print("head {}\n", head);
     for (int64_t row = 0; row < n; ++row) {
       const auto columns = columns_of(layout, head, row);
       least = std::min(least, int64_t(columns.size())), greatest = std::max(greatest, int64_t(columns.size()));
-      if (!o.svg.empty() || n > max_shown) continue;
+      if (!o.svg.empty() || n > max_blocks) continue;
       std::string line(size_t(causal ? row + 1 : n), '.');
       for (const int64_t c : columns) line[size_t(c)] = '#';
       fmt::print("{}\n", line);
     }
-    if (o.svg.empty() && n <= max_shown) fmt::print("\n");
+    if (o.svg.empty() && n <= max_blocks) fmt::print("\n");
   }
-  if (o.svg.empty() && n > max_shown) fmt::print("(too many blocks to print; --svg draws {})\n\n", max_rendered);
+  if (o.svg.empty() && n > max_blocks) fmt::print("(too many blocks to print; --svg draws {})\n\n", max_rendered);
   const double pairs = attended_pairs(layout, o.tokens, o.tokens, causal), tokens = double(o.tokens);
   const double dense = causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
   fmt::print("blocks            {} of {}{}\n", layout.columns.numel(), all, causal ? ", up to the diagonal" : "");

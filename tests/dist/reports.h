@@ -27,12 +27,12 @@ inline lockstep::dist::SpawnOptions over(const std::string& transport, double ti
 }
 
 /// Runs a job and keeps the error of each rank. Its notes lie in memory that processes share and that outlives them.
-class Told {
+class ErrorReports {
  public:
-  Told()
+  ErrorReports()
       : notes_(new (mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Notes) {}
-  ~Told() { munmap(notes_, sizeof(Notes)); }
-  Told(const Told&) = delete;
+  ~ErrorReports() { munmap(notes_, sizeof(Notes)); }
+  ErrorReports(const ErrorReports&) = delete;
 
   /// Runs fn on n ranks, at most 3. Returns the error of spawn(); "(no error)" if there was none.
   std::string run(int n, const std::function<void(int rank)>& fn, const lockstep::dist::SpawnOptions& options) {
