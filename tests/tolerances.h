@@ -8,7 +8,8 @@
 
 #include "tensor/dtype.h"
 
-namespace lockstep::testing {
+namespace testing {
+using namespace lockstep;
 
 /// Kinds of results.
 enum class Near {
@@ -76,4 +77,4 @@ constexpr bool tolerances_are_in_order() {
 }
 static_assert(tolerances_are_in_order());
 
-}  // namespace lockstep::testing
+}  // namespace testing

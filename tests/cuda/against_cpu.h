@@ -20,7 +20,8 @@
 #include <simt_cpu.h>
 #endif
 
-namespace lockstep::testing {
+namespace testing {
+using namespace lockstep;
 
 using ::cuda0;
 
@@ -171,4 +172,4 @@ void check_kernel(const Within& within, const Op<Function>& kernel, const Given&
   against_cpu(within.what, inputs, outputs, run, within.bound);
 }
 
-}  // namespace lockstep::testing
+}  // namespace testing

@@ -12,7 +12,7 @@
 #include "tests/messages.h"
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 namespace {
 

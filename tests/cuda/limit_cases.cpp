@@ -5,7 +5,9 @@
 #include "optim/step_kernels.h"
 #include "tests/tolerances.h"
 
-namespace lockstep::testing {
+namespace testing {
+using namespace lockstep;
+
 namespace {
 
 using T = Tensors;
@@ -307,4 +309,4 @@ std::vector<std::vector<LimitCase> (*)()>& more_limit_cases() {
   return functions;
 }
 
-}  // namespace lockstep::testing
+}  // namespace testing

@@ -9,7 +9,8 @@
 
 #include "tensor/ops.h"
 
-namespace lockstep::testing {
+namespace testing {
+using namespace lockstep;
 
 /// An input: a tensor (rows, shape...), or just `shape` if `full`.
 struct LimitInput {
@@ -44,4 +45,4 @@ inline Shape with_rows(int64_t rows, const Shape& shape) {
   return all;
 }
 
-}  // namespace lockstep::testing
+}  // namespace testing

@@ -6,7 +6,7 @@
 #include "tests/messages.h"
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 namespace {
 

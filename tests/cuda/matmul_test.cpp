@@ -17,7 +17,7 @@
 #endif
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 TEST_CASE("cuda matmul: layouts and batches") {
   struct Row {

@@ -6,7 +6,7 @@
 #include "tests/cuda/steps.h"
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 namespace {
 

@@ -3,7 +3,8 @@
 #include "tests/cuda/against_cpu.h"
 #include "tests/tensor/products.h"
 
-namespace lockstep::testing {
+namespace testing {
+using namespace lockstep;
 
 /// Integers divided by 8, on the CPU.
 inline Tensor values(const Shape& shape, uint32_t seed, DType dtype) {
@@ -17,4 +18,4 @@ inline bool close(const Tensor& there, const Tensor& here, Near what = Near::pro
   return allclose(there.to(cpu).to(f64), here.to(f64), bound, bound);
 }
 
-}  // namespace lockstep::testing
+}  // namespace testing

@@ -3,7 +3,7 @@
 #include "tests/cuda/against_cpu.h"
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 namespace {
 

@@ -9,7 +9,7 @@
 #endif
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 namespace {
 

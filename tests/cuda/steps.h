@@ -14,7 +14,8 @@
 #include "tensor/graph.h"
 #include "tests/cuda/against_cpu.h"
 
-namespace lockstep::testing {
+namespace testing {
+using namespace lockstep;
 
 /// Steps on both devices: step(on, gradient, {p, m, v, v2, copy of p in 16 bits}).
 using Step = std::function<void(Device, const Tensor& g, Arguments&)>;
@@ -216,4 +217,4 @@ inline void check_recorded(const std::vector<NamedRule>& rules) {
   });
 }
 
-}  // namespace lockstep::testing
+}  // namespace testing

@@ -69,7 +69,7 @@ struct Row {
 };
 
 /// Trains each row, and compares it with the same training in one process.
-void check_rows(const std::vector<Row>& rows, const Near& near = {}) {
+void check_rows(const std::vector<Row>& rows, const Closeness& near = {}) {
   std::map<std::string, Tensors> full;
   for (const Row& row : rows) {
     const Training one = single_process(row.training);
@@ -233,7 +233,7 @@ TEST_CASE("plans: what shares sequences is near one process, in any mix") {
 }
 
 TEST_CASE("plans: what shares experts is near one process, in any mix, and skips the same steps") {
-  const Near near{2e-5, 1e-4, 2e-4};
+  const Closeness near{2e-5, 1e-4, 2e-4};
   std::vector<Row> rows;
   for (const char* plan : {"dp2+ep2", "dp4+ep2", "dp4+ep4", "dp2"})
     for (int stage = 0; stage <= 3; ++stage)
@@ -279,9 +279,9 @@ TEST_CASE("plans: a checkpoint of any plan goes on under any other") {
   struct From {
     Subject subject;
     Training from, to;
-    Near near = {};
+    Closeness near = {};
   };
-  const Near context{1e-12, 1e-12, 1e-12}, sharded{1e-5, 1e-5, INFINITY}, shared{2e-5, 1e-4, 2e-4};
+  const Closeness context{1e-12, 1e-12, 1e-12}, sharded{1e-5, 1e-5, INFINITY}, shared{2e-5, 1e-4, 2e-4};
   const auto stages = [](const char* schedule) {
     return [=](Config& c) {
       scale_of(22, 2)(c);

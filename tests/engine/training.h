@@ -171,11 +171,11 @@ inline Tensors train_by_hand(const Subject& subject, const Training& t) {
 }
 
 /// The largest difference allowed between two trainings. 0: all bits are equal.
-struct Near {
+struct Closeness {
   double loss = 0, norm = 0, parameters = 0;
 };
 /// Checks that `found`, from a training or from one resumed at a checkpoint, has the tensors of `full`.
-inline void check_same(const Tensors& full, Tensors found, const Near& near, const std::string& where) {
+inline void check_same(const Tensors& full, Tensors found, const Closeness& near, const std::string& where) {
   Tensors expected = full;
   const int64_t all = expected.at("report").numel(), count = found.at("report").numel();
   expected["report"] = expected["report"].narrow(0, all - count, count).clone();

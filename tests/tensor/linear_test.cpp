@@ -10,7 +10,7 @@
 #include "tests/threads.h"
 
 using namespace lockstep;
-using namespace lockstep::testing::products;
+using namespace testing::products;
 
 TEST_CASE("linear: bias, activation and the value before it") {
   for (const Shape& shape : {Shape{12}, {5, 12}, {2, 3, 12}, {300, 12}, {0, 12}})

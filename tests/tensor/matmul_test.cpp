@@ -13,7 +13,7 @@
 #include "tests/threads.h"
 
 using namespace lockstep;
-using namespace lockstep::testing::products;
+using namespace testing::products;
 
 namespace {
 

@@ -9,7 +9,8 @@
 #include "tensor/ops.h"
 #include "tests/tolerances.h"
 
-namespace lockstep::testing::products {
+namespace testing::products {
+using namespace lockstep;
 
 /// Small integers over 8: every product and short sum is exact in f32 and in f16.
 inline Tensor values(const Shape& shape, uint32_t seed, DType dtype = f32) {
@@ -50,4 +51,4 @@ inline double tolerance_of(DType dtype) {
   return dtype == f64 ? 1e-14 : dtype == f32 ? 1e-5 : dtype == f16 ? 1e-3 : 8e-3;
 }
 
-}  // namespace lockstep::testing::products
+}  // namespace testing::products

@@ -80,7 +80,7 @@ std::vector<std::string> built(std::vector<std::string> optimizers) {
 }
 
 /// The allowed difference to one process: 0 unless sums are split.
-Near tolerance(const Mix& m, const parallel::Plan& plan) {
+Closeness tolerance(const Mix& m, const parallel::Plan& plan) {
   const bool onebit = m.optimizer == "OneBitAdam";
   if (plan.tp * plan.cp == 1 && !onebit && (m.precision != "fp16" || plan.pp == 1)) return {};
   const double off = plan.tp * plan.cp == 1 && !onebit ? 2e-2 : m.precision != "f32" ? 0.1 : onebit ? 0.2 : 1e-4;

@@ -11,7 +11,7 @@
 #include "tests/tolerances.h"
 
 using namespace lockstep;
-using lockstep::testing::Near, lockstep::testing::tolerance;
+using testing::Near, testing::tolerance;
 
 namespace {
 

@@ -2,7 +2,6 @@
 // The matrices of a batch as Eigen's matrices; one thread computes each. This file includes Eigen, so only the kernels
 // on the CPU may include it.
 #define EIGEN_DONT_PARALLELIZE  // one thread per matrix, see kernels.h
-#define EIGEN_NO_DEBUG
 #include <Eigen/Core>
 #include <algorithm>
 

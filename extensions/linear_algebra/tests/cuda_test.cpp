@@ -10,8 +10,8 @@
 
 using namespace lockstep;
 namespace la = lockstep::linalg;
-using lockstep::testing::check_close;
-using lockstep::testing::cuda0;
+using testing::check_close;
+using testing::cuda0;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "tests/cuda/limit_cases.h"
 
 using namespace lockstep;
-using namespace lockstep::testing;
+using namespace testing;
 
 namespace {
 

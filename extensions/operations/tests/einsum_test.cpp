@@ -7,7 +7,7 @@
 #include "tests/tensor/products.h"
 
 using namespace lockstep;
-using namespace lockstep::testing::products;
+using namespace testing::products;
 
 TEST_CASE("einsum") {
   const Tensor a = values({3, 4}, 1), b = values({4, 5}, 2), c = values({5, 2}, 3), s = values({4, 4}, 4),

@@ -12,8 +12,8 @@
 #include "tests/tensor/products.h"
 
 using namespace lockstep;
-using lockstep::testing::products::check_close;
-using lockstep::testing::products::values;
+using testing::products::check_close;
+using testing::products::values;
 
 namespace {
 
