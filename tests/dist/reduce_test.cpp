@@ -162,5 +162,5 @@ TEST_CASE("meaningless options are rejected") {
   CHECK_ERROR(divide(boolean, a, 1, 2), "expected a number type, got bool");
   CHECK_ERROR(divide(f32, a, 1, 0), "expected a divisor of at least 1, got 0");
   CHECK_ERROR(reduce_into(f32, dist::ReduceOp(9), a, b, 1),
-              "expected a dist::ReduceOp (sum, mean, product, min or max), got number 9");
+              "expected a ReduceOp (sum, mean, product, min or max), got number 9");
 }

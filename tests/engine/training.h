@@ -88,7 +88,8 @@ inline Tensors train(const Subject& subject, const Training& t) {
                                    : made.emplace(std::move(module), std::move(args));
     CHECK(e.in_parts() == in_parts);
     CHECK(e.plan() == plan);
-    if (!t.load.empty()) REQUIRE(e.load_checkpoint(t.load));
+    const bool loaded = t.load.empty() || e.load_checkpoint(t.load);  // not in REQUIRE, which would catch its Error
+    REQUIRE(loaded);
     const pipeline::Data data = [&](int64_t micro) {
       pipeline::Sample sample = subject.sample(e.global_steps(), micro);
       if (plan.cp == 1) return sample;

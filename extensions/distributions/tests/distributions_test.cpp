@@ -286,7 +286,8 @@ TEST_CASE("distributions: a gamma variate moves with its shape so that the proba
   // Gradients of means of samples match the gradients of the moments: E[x] = a / rate, and E[x^2].
   manual_seed(3);
   const auto check_means = [](const Inputs& p, const Variable& sampled, const Variable& exact, double within) {
-    const std::vector<Variable> got = grad(sum(mean(sampled, {0})), p), wanted = grad(sum(exact), p);
+    const std::vector<Variable> got = grad(sum(mean(sampled, {0})), p, {.retain_graph = true}),
+                                wanted = grad(sum(exact), p);
     for (size_t k = 0; k < p.size(); ++k) {
       const auto some = got[k].tensor().to_vector<double>(), all = wanted[k].tensor().to_vector<double>();
       for (size_t i = 0; i < some.size(); ++i) CHECK(some[i] == doctest::Approx(all[i]).epsilon(within));
