@@ -37,7 +37,7 @@ class Work {
   void wait();
   /// Like wait(), but the host waits too, until the device has finished.
   void synchronize();
-  /// Sets a function that the first wait() calls when the collective is done. A default-made Work calls it at once.
+  /// Sets a function that the first wait() calls when the collective is done; at once if this Work stands for none.
   void then(std::function<void()> finish);
 
   struct State;
@@ -155,7 +155,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work gather(const Tensor& full, const Tensor& part, int root, const CollectiveOptions& o = {});
   /// Sends each rank its part of the root's `full`.
   Work scatter(const Tensor& part, const Tensor& full, int root, const CollectiveOptions& o = {});
-  /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The elements must be divisible by size().
+  /// Part j of `input` goes to rank j, part i of `output` comes from rank i. size() must divide the number of elements.
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
   /// An all_to_all with parts of different sizes: `to_each` and `from_each` give the number of rows (dim 0) for each
   /// rank. DistError if sender and receiver disagree on a number. Implemented as an exchange of messages.
