@@ -9,7 +9,7 @@
 #include "extensions/figures/quantity.h"
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/programs/forecast_commands.h"
-#include "extensions/schedules/draw_pipeline.h"
+#include "extensions/schedules/draw.h"
 #include "pipeline/simulate.h"
 #include "train/cli.h"
 #include "train/option_group.h"

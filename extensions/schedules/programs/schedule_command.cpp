@@ -8,8 +8,6 @@
 #include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/schedules/draw.h"
-#include "extensions/schedules/draw_pipeline.h"
-#include "extensions/schedules/draw_ring_attention.h"
 #include "extensions/schedules/programs/collective_options.h"
 #include "extensions/schedules/schedule_check.h"
 #include "parallel/sequence/plan.h"
