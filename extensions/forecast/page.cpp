@@ -182,9 +182,9 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
   for (const MemoryRow& m : a.memory) held += m.measured;
   if (held > 0) out += tile(bytes_text(held), "memory of a rank, all categories");
   out += "</div>\n";
-  if (!a.warnings.empty()) {
+  if (!run.warnings.empty()) {
     out += "<section class=\"warning\">\n<h2>Incomplete</h2>\n<ul>";
-    for (const std::string& warning : a.warnings) out += "<li>" + escaped(warning) + "</li>";
+    for (const std::string& warning : run.warnings) out += "<li>" + escaped(warning) + "</li>";
     out += "</ul>\n</section>\n";
   }
   std::string loss = loss_chart(a);

@@ -298,10 +298,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   return p;
 }
 
-const RankBytes& Forecast::fullest() const {
-  return *std::max_element(bytes.begin(), bytes.end(),
-                           [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
-}
+const RankBytes& Forecast::fullest() const { return *std::ranges::max_element(bytes, {}, &RankBytes::total); }
 
 double Forecast::optimizer_traffic() const {
   int64_t state = 0;

@@ -89,7 +89,6 @@ struct Analysis {
   std::vector<MemoryRow> memory;
   std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< over all ranks, longest first
   int64_t parameters = 0;
-  std::vector<std::string> warnings;
 };
 /// Computes the numbers of the report from the files of a run.
 Analysis analyze(const RunFiles& run);

@@ -16,17 +16,16 @@
 namespace lockstep::dist {
 namespace {
 
-void check_link(const NetworkLink& link, const char* which) {
-  LOCKSTEP_CHECK(link.latency >= 0 && std::isfinite(link.latency), "[simulate] expected a latency ", which,
-                 " of 0 s or more, got ", link.latency);
-  LOCKSTEP_CHECK(link.bandwidth > 0 && std::isfinite(link.bandwidth), "[simulate] expected a bandwidth ", which,
-                 " of more than 0 B/s, got ", link.bandwidth);
-}
-
 void check_simulation(Algorithm algorithm, const CollectiveRequest& request, int64_t elements, int64_t element_size,
                       const Network& network) {
-  check_link(network.between, "between hosts");
-  if (network.within) check_link(*network.within, "within a host");
+  const auto check = [](const NetworkLink& link, const char* which) {
+    LOCKSTEP_CHECK(link.latency >= 0 && std::isfinite(link.latency), "[simulate] expected a latency ", which,
+                   " of 0 s or more, got ", link.latency);
+    LOCKSTEP_CHECK(link.bandwidth > 0 && std::isfinite(link.bandwidth), "[simulate] expected a bandwidth ", which,
+                   " of more than 0 B/s, got ", link.bandwidth);
+  };
+  check(network.between, "between hosts");
+  if (network.within) check(*network.within, "within a host");
   LOCKSTEP_CHECK(elements >= 0 && element_size > 0,
                  "[simulate] expected 0 elements or more, of 1 byte or more each, got ", elements, " of ",
                  element_size);
@@ -113,12 +112,10 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const CollectiveRequest& r,
     rounds.exact = !sums || n == p || elements % n == 0;
     return rounds;
   }
-  if (name == "one_shot" && !mixed) {
-    rounds.list = {{n - 1, 1, 1, far}};
-    rounds.messages = (n - 1) * n;
-    return rounds;
-  }
-  return std::nullopt;
+  if (name != "one_shot" || mixed) return std::nullopt;
+  rounds.list = {{n - 1, 1, 1, far}};
+  rounds.messages = (n - 1) * n;
+  return rounds;
 }
 
 /// Stores the bytes that each rank sends and receives in `result`, for a schedule in which all ranks do the same.
@@ -231,8 +228,7 @@ std::optional<NetworkSimulation> simulate_rounds(Algorithm algorithm, const Coll
                                                  int64_t elements, int64_t element_size, const Network& network) {
   check_simulation(algorithm, request, elements, element_size, network);
   const auto rounds = rounds_of(algorithm, request, elements, element_size, network);
-  if (!rounds) return std::nullopt;
-  return by_rounds(*rounds, algorithm, request, elements, element_size);
+  return rounds ? std::optional(by_rounds(*rounds, algorithm, request, elements, element_size)) : std::nullopt;
 }
 
 NetworkSimulation simulate_transfers(Algorithm algorithm, const CollectiveRequest& request, int64_t elements,

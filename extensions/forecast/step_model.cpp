@@ -114,8 +114,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
       for (Layer* sum : {&parts[size_t(s)], &ranks[rank], &full}) *sum += layers[size_t(i)];
   }
   const double forward = full.forward / l.pp, backward = full.backward / l.pp;
-  const Layer slow =
-      *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) { return a.both() < b.both(); });
+  const Layer slow = std::ranges::max(ranks, {}, &Layer::both);
   const double slowest = slow.both();
 
   StepPrediction p;
@@ -205,9 +204,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   add("optimizer", moved / memory, str(plan.stages[0].optimizer, ", ", moved, " bytes"));
 
   for (const Term& t : p.terms) p.step += t.seconds;
-  p.bound = size_t(std::max_element(p.terms.begin(), p.terms.end(),
-                                    [](const Term& a, const Term& b) { return a.seconds < b.seconds; }) -
-                   p.terms.begin());
+  p.bound = size_t(std::ranges::max_element(p.terms, {}, &Term::seconds) - p.terms.begin());
   const double tokens = m * double(job.micro_batch) * double(model.context) * l.dp;
   p.tokens = p.step > 0 ? tokens / p.step : 0;
   p.flops = 3 * model.forward_flops() * tokens;
