@@ -36,21 +36,19 @@ const Card& card_of(const std::string& name) {
   fail(str("expected a card of ", known, ", got \"", name, "\""));
 }
 
-const std::vector<std::string>& sources() {
-  static const std::vector<std::string> all = {
-      "measured on one H200, 27 November 2026, commit f7cfeb5: each kernel of a step of GPT-2 124M with 16 x 1,024\n"
-      "      tokens in bf16, by a profiler, and bench_cuda. The same parts of the peaks are assumed for other cards",
-      "measured there for causal heads of 64 and 1,024 tokens, by cuDNN's kernels; a step took as long with our\n"
-      "      wgmma, and 1.13 times as long without. Other heads and lengths in the proportions of an H100 (Shah\n"
-      "      et al., FlashAttention-3, 2024, figures 5 and 6), up to 0.65. A100: 0.5, 0.45 backward, after Dao, 2023",
-      "not measured: rewritten since, and expected to reach what copies reached there (\"before\": what was measured)",
-      "measured there by bench_cuda: f32 products 0.76. Attention in f32: half of the peak, a calculation",
-      "not measured: products of 16 bits on an A100",
-  };
-  return all;
-}
-
 namespace {
+
+/// Descriptions of the measurements, to which Efficiency::source refers, counting from 1.
+constexpr const char* sources[] = {
+    "measured on one H200, 27 November 2026, commit f7cfeb5: each kernel of a step of GPT-2 124M with 16 x 1,024\n"
+    "      tokens in bf16, by a profiler, and bench_cuda. The same parts of the peaks are assumed for other cards",
+    "measured there for causal heads of 64 and 1,024 tokens, by cuDNN's kernels; a step took as long with our\n"
+    "      wgmma, and 1.13 times as long without. Other heads and lengths in the proportions of an H100 (Shah\n"
+    "      et al., FlashAttention-3, 2024, figures 5 and 6), up to 0.65. A100: 0.5, 0.45 backward, after Dao, 2023",
+    "not measured: rewritten since, and expected to reach what copies reached there (\"before\": what was measured)",
+    "measured there by bench_cuda: f32 products 0.76. Attention in f32: half of the peak, a calculation",
+    "not measured: products of 16 bits on an A100",
+};
 
 constexpr double of_copies = 0.80;
 // Efficiencies of 16-bit products by cuBLASLt. product_short: with a fused bias, or with nothing fused; product_gelu:
@@ -110,7 +108,7 @@ KernelCost product_cost(const DryKernel& k, const Card& card) {
   return cost;
 }
 
-/// TFLOP/s of attention on an H100 for sequences of 512, 1,024 .. 16,384 tokens; from sources()[1].
+/// TFLOP/s of attention on an H100 for sequences of 512, 1,024 .. 16,384 tokens; from sources[1].
 struct AttentionSpeeds {
   double causal[6], all[6], backward[6];  // speeds with a causal mask; without a mask; of backward without a mask
 
@@ -338,7 +336,7 @@ std::string text_of(const Roofline& found, const DryStep& step, const Card& card
       "driver, {:.0f} us for a graph;\n       measured: at least {:.1f} us for a kernel on the card)\n",
       step.host * 1e3, launch_seconds * 1e6, graph_seconds * 1e6, least_seconds * 1e6);
   text += "\nThis is a calculation. Its efficiencies:\n";
-  for (size_t i = 0; i < sources().size(); ++i) text += fmt::format("  [{}] {}\n", i + 1, sources()[i]);
+  for (size_t i = 0; i < std::size(sources); ++i) text += fmt::format("  [{}] {}\n", i + 1, sources[i]);
   return text;
 }
 

@@ -132,26 +132,23 @@ void count_bytes(Algorithm algorithm, const CollectiveRequest& r, int64_t elemen
   for (int64_t rank = 0; rank < n; ++rank) {
     struct Bytes {
       int64_t sent = 0, received = 0;
-    } sum, share, more;
+    } sum, more;
     if (name == "ring") {
       sum = {all - size(rank), all - size(rank + n - 1)};
-      share = {all - size(rank + 1), all - size(rank)};
     } else if (name == "direct") {
       sum = {all - size(rank), (n - 1) * size(rank)};
-      share = {sum.received, sum.sent};
     } else if (name == "halving_doubling") {
       if (rank >= p || rank + p < n) more = {all, all};
       if (rank < p) {
         sum.sent = all - every(rank, p);
         for (int64_t stride = 2; stride <= p; stride *= 2) sum.received += every(rank % stride, stride);
-        share = {sum.received, sum.sent};
       }
     } else if (name == "hierarchical") {
       sum = {all - size(rank), (k - 1) * every(rank % k, k) + (n / k - 1) * size(rank)};
-      share = {sum.received, sum.sent};
     } else {  // one_shot
       more = {(n - 1) * all, (n - 1) * all};
     }
+    Bytes share = name == "ring" ? Bytes{all - size(rank + 1), all - size(rank)} : Bytes{sum.received, sum.sent};
     if (r.collective == Collective::all_gather) sum = {};
     if (r.collective != Collective::all_gather && r.collective != Collective::all_reduce) share = {};
     result.sent.push_back(sum.sent + share.sent + more.sent);
@@ -164,12 +161,10 @@ NetworkSimulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Col
   const int64_t parts = algorithm == Algorithm::one_shot ? 1 : request.ranks;
   NetworkSimulation result;
   for (const auto& [count, chunks, stride, link] : rounds.list) {
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t c = 0; c < chunks; ++c) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t c = 0; c < chunks; ++c)
         result.seconds = result.seconds + (c == 0 ? link.latency : 0) +
                          double(shard_range(elements, parts, c * stride).size() * element_size) / link.bandwidth;
-      }
-    }
     result.steps += count;
   }
   result.messages = rounds.messages;
