@@ -24,9 +24,8 @@ using engine::RankBytes, engine::PlanForecast;
 namespace {
 
 struct PlanAsked {
-  explicit PlanAsked(const Program& program) : model{.program = program} {}
-  std::string config, plan;
   ModelAsked model;
+  std::string config, plan;
   int ranks = 0;
   engine::Speeds speeds;  ///< speeds of the machine; 0: measured here
   bool json = false, units = false, step = false;
@@ -258,7 +257,7 @@ void run(PlanAsked& o) {
 
 void add_plan_command(CLI::App& app, Shared& shared) {
   shared.with_program.push_back("plan");
-  const auto o = std::make_shared<PlanAsked>(shared.program);
+  const auto o = std::make_shared<PlanAsked>(PlanAsked{.model = {.program = shared.program}});
   CLI::App& command = *app.add_subcommand("plan",
                                           "estimates what a configuration costs, without starting ranks: validity, "
                                           "memory per rank, traffic and time of a step");

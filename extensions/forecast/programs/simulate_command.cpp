@@ -147,7 +147,6 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
 }
 
 struct StepAsked {
-  explicit StepAsked(const Program& program) : model{.program = program} {}
   ModelAsked model;
   report::TrainingJob job{.micro_batch = 0, .micro_batches = 0};  ///< 0: the program's value, or 1
   report::Cluster cluster;
@@ -321,14 +320,13 @@ void print_step(StepAsked o, bool json) {
 void add_simulate_command(CLI::App& app, Shared& shared) {
   shared.with_program.push_back("simulate");
   struct Simulated {
-    explicit Simulated(const Program& program) : step(program) {}
+    StepAsked step;
     CollectiveAsked collective;
     NetworkAsked network;
-    StepAsked step;
     double bytes = 1e8;
     bool json = false;
   };
-  const auto o = std::make_shared<Simulated>(shared.program);
+  const auto o = std::make_shared<Simulated>(Simulated{.step = {.model = {.program = shared.program}}});
   CLI::App& command = *app.add_subcommand(
       "simulate", "predict how long a collective takes on a network, or a training step on many ranks");
   add_collective_options(command, o->collective, false);
