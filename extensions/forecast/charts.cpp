@@ -1,7 +1,6 @@
 // Draws the charts of the report page. See page.h.
 #include "extensions/forecast/page.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 

@@ -3,14 +3,11 @@
 
 #include <algorithm>
 
-#include "autograd/ops.h"
-#include "base/check.h"
 #include "base/clock.h"
 #include "engine/config_table.h"
 #include "nn/init.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/flops.h"
-#include "tensor/random.h"
 
 namespace lockstep::engine {
 

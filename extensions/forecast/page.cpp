@@ -1,8 +1,6 @@
 // Writes the report page: see page.h. charts.cpp draws the charts.
 #include "extensions/forecast/page.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/figures/quantity.h"

@@ -7,14 +7,12 @@
 #include <numeric>
 #include <set>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
-#include "tensor/ops.h"
 
 namespace lockstep::engine {
 

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "nn/init.h"
 #include "optim/optim.h"

@@ -6,8 +6,6 @@
 //
 // Most efficiencies come from a step of GPT-2 124M whose kernels were timed one by one on an H200.
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "extensions/forecast/dry_run.h"
 #include "nn/models/gpt.h"

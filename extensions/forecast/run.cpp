@@ -1,14 +1,11 @@
 // Reads the files of a run and computes the report's figures. See run.h.
 #include "extensions/forecast/run.h"
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "data/files.h"
-#include "pipeline/schedule.h"
 #include "pipeline/simulate.h"
 #include "zero/partition.h"
 

@@ -2,11 +2,8 @@
 // Reads the files of a training run and computes the numbers of the report: measurements and, for
 // comparison, the results of formulas from papers.
 #include <array>
-#include <map>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "extensions/forecast/trace_file.h"
 #include "tensor/memory.h"

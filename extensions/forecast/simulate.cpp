@@ -8,7 +8,6 @@
 #include <set>
 #include <string_view>
 
-#include "base/check.h"
 #include "dist/shard.h"
 #include "extensions/schedules/costs.h"
 #include "extensions/schedules/place_map.h"

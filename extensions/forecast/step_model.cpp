@@ -1,10 +1,8 @@
 // Predicts the time of a training step. See step_model.h.
 #include "extensions/forecast/step_model.h"
 
-#include <algorithm>
 #include <cmath>
 
-#include "base/check.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "pipeline/simulate.h"
 

@@ -1,7 +1,6 @@
 // Reads and merges trace files. See trace_file.h.
 #include "extensions/forecast/trace_file.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -9,7 +8,6 @@
 #include "base/check.h"
 #include "base/suggest.h"
 #include "data/file_calls.h"
-#include "data/files.h"
 #include "extensions/figures/svg.h"
 
 namespace lockstep::report {

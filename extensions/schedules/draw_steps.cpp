@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/figures/svg.h"
 #include "extensions/schedules/draw.h"

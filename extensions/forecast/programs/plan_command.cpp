@@ -4,14 +4,11 @@
 #include <algorithm>
 #include <iostream>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/figures/quantity.h"
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/schedules/draw.h"
-#include "pipeline/simulate.h"
-#include "train/cli.h"
 #include "train/option_group.h"
 
 namespace apps {

@@ -2,16 +2,13 @@
 #include <fmt/format.h>
 
 #include <iostream>
-#include <memory>
 
-#include "base/check.h"
 #include "base/printable.h"
 #include "base/suggest.h"
 #include "data/files.h"
 #include "extensions/forecast/page.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "train/option_group.h"
-#include "train/options.h"
 
 namespace apps {
 

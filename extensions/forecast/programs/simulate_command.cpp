@@ -1,21 +1,15 @@
 // `lockstep simulate`: predicts the time of a collective on a network, or of a training step on absent ranks.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <iostream>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "base/threads.h"
-#include "data/json.h"
 #include "extensions/figures/quantity.h"
 #include "extensions/forecast/programs/forecast_commands.h"
-#include "extensions/forecast/simulate.h"
 #include "extensions/forecast/step_model.h"
 #include "extensions/schedules/programs/collective_options.h"
-#include "pipeline/schedule.h"
-#include "train/cli.h"
 #include "train/model_format.h"
 #include "train/option_group.h"
 
