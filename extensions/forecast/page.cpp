@@ -218,13 +218,12 @@ std::string timeline_svg(const Analysis& a, const std::string& title) {
   chart.insert(open + 5, "xmlns=\"http://www.w3.org/2000/svg\" ");
   const size_t at = chart.find(">\n", close) + 2;
   return chart.insert(
-      at, "<title>" + escaped(title) + "</title>\n<style>" +
-              std::string("text{font:12px "
-                          "Helvetica,Arial,sans-serif;fill:#59636e}text.in{fill:#fff;font-size:10px}.ink{fill:#1f2328}."
-                          "grid{stroke:#e8ebef}.idle{fill:#eef1f4}"
-                          ".forward{fill:#4c8dd6}.backward{fill:#3aa675}.weights{fill:#d9a441}.optimizer{fill:#8e6bc4}."
-                          "data{fill:#c76b98}.communication{fill:#e0694f}.other{fill:#b6bec8}") +
-              "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+      at,
+      "<title>" + escaped(title) +
+          "</title>\n<style>text{font:12px Helvetica,Arial,sans-serif;fill:#59636e}text.in{fill:#fff;font-size:10px}"
+          ".ink{fill:#1f2328}.grid{stroke:#e8ebef}.idle{fill:#eef1f4}.forward{fill:#4c8dd6}.backward{fill:#3aa675}"
+          ".weights{fill:#d9a441}.optimizer{fill:#8e6bc4}.data{fill:#c76b98}.communication{fill:#e0694f}"
+          ".other{fill:#b6bec8}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
 }
 
 }  // namespace lockstep::report

@@ -268,21 +268,17 @@ std::vector<Interval> flatten(const std::vector<const TraceEvent*>& events, doub
       add(open.empty() ? StepPhase::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
     now = std::max(now, to);
   };
+  const auto close = [&](double until) {  // ends the open events that end by then
+    for (; !open.empty() && open.back()->end() <= until; open.pop_back()) advance(open.back()->end());
+    advance(until);
+  };
   for (const TraceEvent* e : events) {
-    while (!open.empty() && open.back()->end() <= e->begin) {
-      advance(open.back()->end());
-      open.pop_back();
-    }
-    advance(e->begin);
+    close(e->begin);
     if (!open.empty() && (part_of(*e) == StepPhase::other || part_of(*e) == part_of(*open.back())))
       continue;  // adds no information to the enclosing event
     open.push_back(e);
   }
-  while (!open.empty()) {
-    advance(open.back()->end());
-    open.pop_back();
-  }
-  advance(end);
+  close(INFINITY);
   return out;
 }
 

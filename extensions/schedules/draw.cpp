@@ -205,8 +205,7 @@ class Picture {
       crosses |= t.from != t.to;
       for (size_t i = 0; i < m.chunks.size(); ++i) {
         const int32_t chunk = m.chunks[i];
-        const ChunkSlot from{chunk, t.source.slot}, to{chunk, t.target.slot};
-        Square& target = square(t.to, to);
+        Square& target = square(t.to, {chunk, t.target.slot});
         const auto source = before.find({t.from, chunk, t.source.slot});
         const int terms = source == before.end() ? 0 : source->second.terms;
         target = {t.action == TransferAction::reduce ? target.terms + terms : terms, t.action == TransferAction::reduce,
@@ -217,8 +216,8 @@ class Picture {
         const auto middle = [&](int rank, int slot) {
           return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + offset;
         };
-        arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
-              left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
+        arrow(left + column * (block_ + gap) + block_, middle(t.from, t.source.slot),
+              left + (column + 1) * (block_ + gap) - 3, middle(t.to, t.target.slot), color(chunk));
       }
       // After an addition inside one rank, the scratch copy that was added is not needed any more: draw it as empty.
       if (t.from == t.to && t.action == TransferAction::reduce)
