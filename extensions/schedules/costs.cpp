@@ -15,7 +15,7 @@ std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveReque
   const bool rooted = c == Collective::broadcast || c == Collective::reduce;  // the root sends or receives all the data
   const bool each_own = c == Collective::gather || c == Collective::scatter;
   const bool half = c == Collective::all_gather || c == Collective::reduce_scatter;
-  // n - 1 messages, one after another, each with 1/n of the data (shares) or with all the data (full); or twice as many.
+  // n - 1 messages, one after another, each with 1/n of the data (shares) or with all of it (full); or twice as many.
   const AlphaBetaCost shares{n - 1, (n - 1) / n, "(n-1)·α + (n-1)/n·S/β"},
       shares_twice{2 * (n - 1), 2 * (n - 1) / n, "2(n-1)·α + 2(n-1)/n·S/β"}, full{n - 1, n - 1, "(n-1)·α + (n-1)·S/β"},
       full_twice{2 * (n - 1), 2 * (n - 1), "2(n-1)·α + 2(n-1)·S/β"}, halving{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};

@@ -29,8 +29,8 @@ std::string draw_svg(const PipelineSchedule& schedule, const StageCosts& costs =
 
 namespace lockstep::sequence {
 
-/// A picture of the steps of causal ring attention in both orders: a row per rank, a box per block of scores, grey where
-/// a rank waits for the slowest. Error for more than 16 ranks.
+/// A picture of the steps of causal ring attention in both orders: a row per rank, a box per block of scores, grey
+/// where a rank waits for the slowest. Error for more than 16 ranks.
 std::string draw_svg(int ranks);
 
 }  // namespace lockstep::sequence
