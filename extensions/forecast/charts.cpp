@@ -1,7 +1,6 @@
 // Draws the charts of the report page. See page.h.
 #include "extensions/forecast/page.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -83,8 +82,9 @@ std::string loss_chart(const Analysis& a) {
   };
   if (a.loss.size() == 1)
     out += dot("measured", x(a.loss[0].first), y(a.loss[0].second), 3, format("%.5g", a.loss[0].second));
-  if (a.loss.size() > 40) {  // the curve itself, and its running mean
-    line(a.loss, "curve faint");
+  const bool has_mean = a.loss.size() > 40;  // the curve itself, and its running mean
+  line(a.loss, has_mean ? "curve faint" : "curve");
+  if (has_mean) {
     auto smooth = a.loss;
     std::vector<double> sums{0};
     for (const auto& [step, value] : a.loss) sums.push_back(sums.back() + value);
@@ -93,8 +93,6 @@ std::string loss_chart(const Analysis& a) {
       smooth[i].second = (sums[i + reach + 1] - sums[i - reach]) / double(2 * reach + 1);
     }
     line(smooth, "curve");
-  } else {
-    line(a.loss, "curve");
   }
   for (const auto& [at, value] : a.validation)
     out += dot("points", x(at), y(value), 3.5, format("validation %.5g after step %g", value, at));

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "autograd/autocast.h"
 #include "base/environment.h"
 #include "data/files.h"
 #include "data/to_device.h"

@@ -9,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/check.h"
 #include "optim/step_batch.h"
 #include "tensor/backend.h"
 #include "tensor/kernels.h"

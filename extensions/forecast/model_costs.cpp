@@ -3,14 +3,11 @@
 
 #include <algorithm>
 
-#include "autograd/ops.h"
-#include "base/check.h"
 #include "base/clock.h"
 #include "engine/config_table.h"
 #include "nn/init.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/flops.h"
-#include "tensor/random.h"
 
 namespace lockstep::engine {
 
@@ -75,13 +72,10 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
       forward.push_back(steady_seconds() - begin);
       layer.measured = 2 * double(counter.count()) / tokens;
       const double backward_begin = steady_seconds();
-      if (total.defined()) {
-        if (total.requires_grad()) total.backward();
-      } else {
-        for (const Variable& v : values)
-          if (v.requires_grad()) total = total.defined() ? add(total, sum(v)) : sum(v);
-        if (total.defined()) total.backward();
-      }
+      const bool has_loss = total.defined();
+      for (const Variable& v : values)
+        if (!has_loss && v.requires_grad()) total = total.defined() ? add(total, sum(v)) : sum(v);
+      if (total.defined() && total.requires_grad()) total.backward();
       backward.push_back(steady_seconds() - backward_begin);
       for (Variable v : in) v.clear_grad();
       for (Variable p : model.parameters()) p.clear_grad();

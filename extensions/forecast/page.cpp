@@ -1,8 +1,6 @@
 // Writes the report page: see page.h. charts.cpp draws the charts.
 #include "extensions/forecast/page.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/figures/quantity.h"
@@ -182,9 +180,9 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
   for (const MemoryRow& m : a.memory) held += m.measured;
   if (held > 0) out += tile(bytes_text(held), "memory of a rank, all categories");
   out += "</div>\n";
-  if (!a.warnings.empty()) {
+  if (!run.warnings.empty()) {
     out += "<section class=\"warning\">\n<h2>Incomplete</h2>\n<ul>";
-    for (const std::string& warning : a.warnings) out += "<li>" + escaped(warning) + "</li>";
+    for (const std::string& warning : run.warnings) out += "<li>" + escaped(warning) + "</li>";
     out += "</ul>\n</section>\n";
   }
   std::string loss = loss_chart(a);
@@ -220,13 +218,12 @@ std::string timeline_svg(const Analysis& a, const std::string& title) {
   chart.insert(open + 5, "xmlns=\"http://www.w3.org/2000/svg\" ");
   const size_t at = chart.find(">\n", close) + 2;
   return chart.insert(
-      at, "<title>" + escaped(title) + "</title>\n<style>" +
-              std::string("text{font:12px "
-                          "Helvetica,Arial,sans-serif;fill:#59636e}text.in{fill:#fff;font-size:10px}.ink{fill:#1f2328}."
-                          "grid{stroke:#e8ebef}.idle{fill:#eef1f4}"
-                          ".forward{fill:#4c8dd6}.backward{fill:#3aa675}.weights{fill:#d9a441}.optimizer{fill:#8e6bc4}."
-                          "data{fill:#c76b98}.communication{fill:#e0694f}.other{fill:#b6bec8}") +
-              "</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+      at,
+      "<title>" + escaped(title) +
+          "</title>\n<style>text{font:12px Helvetica,Arial,sans-serif;fill:#59636e}text.in{fill:#fff;font-size:10px}"
+          ".ink{fill:#1f2328}.grid{stroke:#e8ebef}.idle{fill:#eef1f4}.forward{fill:#4c8dd6}.backward{fill:#3aa675}"
+          ".weights{fill:#d9a441}.optimizer{fill:#8e6bc4}.data{fill:#c76b98}.communication{fill:#e0694f}"
+          ".other{fill:#b6bec8}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
 }
 
 }  // namespace lockstep::report

@@ -1,6 +1,5 @@
 #pragma once
 // The report page: one self-contained HTML file for light and dark screens that works from file://.
-#include <string>
 
 #include "extensions/forecast/run.h"
 

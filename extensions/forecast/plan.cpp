@@ -7,14 +7,12 @@
 #include <numeric>
 #include <set>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
-#include "tensor/ops.h"
 
 namespace lockstep::engine {
 
@@ -137,6 +135,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int conte
   p.optimizer = optimizer.name;
   p.state_bytes = optimizer.bytes;
   std::vector<zero::PlannedParameter> parameters;
+  double state = 0;
   for (size_t i = 0; i < model.parameters.size(); ++i) {
     const ModelShape::Parameter& one = model.parameters[i];
     parameters.push_back({.name = one.name,
@@ -145,14 +144,13 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int conte
                           .ranks = one.expert < 0 ? ranks : ranks / expert_parallel,
                           .trains = one.trains,
                           .elementwise = optimizer.elementwise[i]});
+    state += p.state_bytes[i] * double(one.numel());
   }
   p.units = zero::plan_units(parameters, options);
   for (const zero::PlannedUnit& u : p.units) {
     p.padding += u.layout.padding();
     if (!u.persistent) p.largest_module = std::max(p.largest_module, u.layout.full());
   }
-  double state = 0;
-  for (size_t i = 0; i < model.parameters.size(); ++i) state += p.state_bytes[i] * double(model.parameters[i].numel());
   const double psi = double(model.numel()), trained = double(model.trained()) / psi;
   p.formula = zero::model_state(options.stage, psi, ranks, double(size_of(p.parameter_dtype)), state / psi);
   p.formula.gradients *= trained * double(size_of(p.gradient_dtype)) / double(size_of(p.parameter_dtype));
@@ -298,10 +296,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   return p;
 }
 
-const RankBytes& Forecast::fullest() const {
-  return *std::max_element(bytes.begin(), bytes.end(),
-                           [](const RankBytes& a, const RankBytes& b) { return a.total() < b.total(); });
-}
+const RankBytes& Forecast::fullest() const { return *std::ranges::max_element(bytes, {}, &RankBytes::total); }
 
 double Forecast::optimizer_traffic() const {
   int64_t state = 0;

@@ -1,8 +1,6 @@
 #pragma once
 // Predicts the costs of a configuration before it runs: the parameters and bytes on each rank, traffic and time of a
 // step. Only shapes are needed; nothing of the model's size is allocated, and no rank is started.
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include "engine/config.h"

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "nn/init.h"
 #include "optim/optim.h"
@@ -36,21 +35,19 @@ const Card& card_of(const std::string& name) {
   fail(str("expected a card of ", known, ", got \"", name, "\""));
 }
 
-const std::vector<std::string>& sources() {
-  static const std::vector<std::string> all = {
-      "measured on one H200, 27 November 2026, commit f7cfeb5: each kernel of a step of GPT-2 124M with 16 x 1,024\n"
-      "      tokens in bf16, by a profiler, and bench_cuda. The same parts of the peaks are assumed for other cards",
-      "measured there for causal heads of 64 and 1,024 tokens, by cuDNN's kernels; a step took as long with our\n"
-      "      wgmma, and 1.13 times as long without. Other heads and lengths in the proportions of an H100 (Shah\n"
-      "      et al., FlashAttention-3, 2024, figures 5 and 6), up to 0.65. A100: 0.5, 0.45 backward, after Dao, 2023",
-      "not measured: rewritten since, and expected to reach what copies reached there (\"before\": what was measured)",
-      "measured there by bench_cuda: f32 products 0.76. Attention in f32: half of the peak, a calculation",
-      "not measured: products of 16 bits on an A100",
-  };
-  return all;
-}
-
 namespace {
+
+/// Descriptions of the measurements, to which Efficiency::source refers, counting from 1.
+constexpr const char* sources[] = {
+    "measured on one H200, 27 November 2026, commit f7cfeb5: each kernel of a step of GPT-2 124M with 16 x 1,024\n"
+    "      tokens in bf16, by a profiler, and bench_cuda. The same parts of the peaks are assumed for other cards",
+    "measured there for causal heads of 64 and 1,024 tokens, by cuDNN's kernels; a step took as long with our\n"
+    "      wgmma, and 1.13 times as long without. Other heads and lengths in the proportions of an H100 (Shah\n"
+    "      et al., FlashAttention-3, 2024, figures 5 and 6), up to 0.65. A100: 0.5, 0.45 backward, after Dao, 2023",
+    "not measured: rewritten since, and expected to reach what copies reached there (\"before\": what was measured)",
+    "measured there by bench_cuda: f32 products 0.76. Attention in f32: half of the peak, a calculation",
+    "not measured: products of 16 bits on an A100",
+};
 
 constexpr double of_copies = 0.80;
 // Efficiencies of 16-bit products by cuBLASLt. product_short: with a fused bias, or with nothing fused; product_gelu:
@@ -91,34 +88,26 @@ bool is_16_bits(DType dtype) { return dtype == f16 || dtype == bf16; }
 
 using Operand = DryKernel::Operand;
 
-bool is_product(const std::string& name) { return name == "matmul" || name == "matmul_unary_grad"; }
-
-Efficiency product_efficiency(const DryKernel& k, double rows, double inner, double columns, const Card& card) {
-  if (!is_16_bits(k.operand(0).dtype)) return product_f32;
-  const auto written =
-      std::count_if(k.operands.begin(), k.operands.end(), [](const Operand& o) { return o.is_written; });
-  Efficiency e = k.name == "matmul_unary_grad"       ? product_gelu_grad
-                 : k.name == "matmul" && written > 1 ? product_gelu  // it also writes the value before gelu
-                 : card.has_wgmma                    ? product_short
-                                                     : product_a100;
-  if (inner > 4 * std::max(rows, columns)) e.start += split_seconds;
-  return e;
-}
-
 KernelCost product_cost(const DryKernel& k, const Card& card) {
   const Operand &a = k.operand(0), &out = k.operands.back();
   const double inner = double(a.shape.back()), columns = double(out.shape.back()),
                rows = double(out.elements) / std::max(columns, 1.);
   KernelCost cost{.kind = str("product ", int64_t(rows), " x ", int64_t(inner), " x ", int64_t(columns)),
+                  .launches = k.fuses ? 1 : 2,  // an activation that is not fused takes its own kernel
                   .flops = 2 * rows * inner * columns,
                   .bytes = double(k.bytes()),
                   .is_short = is_16_bits(a.dtype),
-                  .efficiency = product_efficiency(k, rows, inner, columns, card)};
-  if (!k.fuses) ++cost.launches;  // an activation that is not fused takes its own kernel
+                  .efficiency = product_f32};
+  if (!cost.is_short) return cost;
+  cost.efficiency = k.name == "matmul_unary_grad"                                    ? product_gelu_grad
+                    : std::ranges::count(k.operands, true, &Operand::is_written) > 1 ? product_gelu
+                    : card.has_wgmma                                                 ? product_short
+                                                                                     : product_a100;
+  if (inner > 4 * std::max(rows, columns)) cost.efficiency.start += split_seconds;
   return cost;
 }
 
-/// TFLOP/s of attention on an H100 for sequences of 512, 1,024 .. 16,384 tokens; from sources()[1].
+/// TFLOP/s of attention on an H100 for sequences of 512, 1,024 .. 16,384 tokens; from sources[1].
 struct AttentionSpeeds {
   double causal[6], all[6], backward[6];  // speeds with a causal mask; without a mask; of backward without a mask
 
@@ -138,31 +127,29 @@ constexpr AttentionSpeeds flash_3[] = {
     {{197, 265, 371, 420, 460, 473}, {333, 392, 460, 476, 496, 497}, {272, 363, 422, 453, 472, 474}},
     {{292, 423, 521, 579, 602, 616}, {467, 565, 625, 638, 646, 648}, {316, 424, 501, 542, 559, 561}}};
 
-Efficiency attention_efficiency(const DryKernel& k, bool backward, const Card& card) {
-  const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
-  if (!is_16_bits(q.dtype)) return attention_f32;
-  if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_copies, 2};
-  const int64_t width = q.shape[3];
-  const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
-  // Measured speed divided by the published speed, which is in flash_2 or flash_3.
-  const double measured = !on_wgmma ? backward ? 0.65 : 0.72 : backward ? 0.87 : 1.16;
-  return {std::min(0.65, (on_wgmma ? flash_3 : flash_2)[width > 64].part(keys.shape[2], k.causal, backward) * measured),
-          of_copies, 2};
-}
-
 KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {
   const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
-  const auto pairs = double(attended_pairs(q.shape[2], keys.shape[2], k.causal, k.window));
+  const int64_t width = q.shape[3];
   const bool is_short = is_16_bits(q.dtype);
+  const auto pairs = double(attended_pairs(q.shape[2], keys.shape[2], k.causal, k.window));
   // Forward: scores and weighted values. Backward: row sums in one kernel, then five products in one kernel (16 bits)
   // or seven in two (f32).
   const int64_t launches = !backward ? 1 : is_short ? 2 : 3, products = !backward ? 2 : is_short ? 5 : 7;
-  return {.kind = backward ? "attention, backward" : "attention, forward",
-          .launches = launches,
-          .flops = 2 * double(products) * double(q.shape[0] * q.shape[1] * q.shape[3]) * pairs,
-          .bytes = double(k.bytes()),
-          .is_short = is_short,
-          .efficiency = attention_efficiency(k, backward, card)};
+  KernelCost cost{.kind = backward ? "attention, backward" : "attention, forward",
+                  .launches = launches,
+                  .flops = 2 * double(products) * double(q.shape[0] * q.shape[1] * width) * pairs,
+                  .bytes = double(k.bytes()),
+                  .is_short = is_short,
+                  .efficiency = attention_f32};
+  if (!is_short) return cost;
+  cost.efficiency = {backward ? 0.45 : 0.50, of_copies, 2};
+  if (!card.has_wgmma) return cost;
+  const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
+  // Measured speed divided by the published speed, which is in flash_2 or flash_3.
+  const double measured = !on_wgmma ? backward ? 0.65 : 0.72 : backward ? 0.87 : 1.16;
+  const AttentionSpeeds& published = (on_wgmma ? flash_3 : flash_2)[width > 64];
+  cost.efficiency.flops = std::min(0.65, published.part(keys.shape[2], k.causal, backward) * measured);
+  return cost;
 }
 
 /// Returns 2 for a reduction to few outputs, which is split into chunks that a second kernel adds up; else 1.
@@ -194,18 +181,14 @@ std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
   return all;
 }
 
-/// Bytes that a lookup reads and writes. From the table it reads only the rows that it looks up, `rows` bytes.
-double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
-  return double(k.bytes()) - double(table.bytes()) + rows;
-}
-
 KernelCost other_cost(const DryKernel& k) {
   KernelCost cost{.kind = k.name, .bytes = double(k.bytes()), .efficiency = by_memory_of(k.name)};
   const std::string& name = k.name;
   if (name == "reduce") {
     cost.launches = launches_of_reduce(k);
   } else if (name == "embedding" || name == "index_select") {
-    cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
+    // From the table it reads only the rows that it looks up.
+    cost.bytes = cost.bytes - double(k.operand(0).bytes()) + double(k.operands.back().bytes());
   } else if (name == "embedding_grad" || name == "index_add") {
     // The kernels sort the indices, then read the gradient once. They add the rows of one index in parts, and write and
     // read the f32 sum of each part. Each pass of the sort reads and writes 8 bytes per index. The table's rows do not
@@ -237,9 +220,10 @@ std::string line(const std::string& kind, int64_t calls, int64_t launches, doubl
 }  // namespace
 
 KernelCost cost_of(const DryKernel& kernel, const Card& card) {
-  KernelCost cost = is_product(kernel.name)           ? product_cost(kernel, card)
-                    : kernel.name == "attention"      ? attention_cost(kernel, false, card)
-                    : kernel.name == "attention_grad" ? attention_cost(kernel, true, card)
+  const std::string& name = kernel.name;
+  const bool is_product = name == "matmul" || name == "matmul_unary_grad", backward = name == "attention_grad";
+  KernelCost cost = is_product                        ? product_cost(kernel, card)
+                    : backward || name == "attention" ? attention_cost(kernel, backward, card)
                                                       : other_cost(kernel);
   if (cost.bytes == 0) cost.launches = 0;  // nothing to do
   return cost;
@@ -256,11 +240,10 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
   const Device card{Device::Type::cuda, 0};
   DryRun dry;
   DryStep step{.tokens = batch * o.context};
-  std::unique_ptr<nn::GPT> model;
-  {
+  const auto model = [&] {
     const nn::BuildEmpty scope;
-    model = std::make_unique<nn::GPT>(o);
-  }
+    return std::make_unique<nn::GPT>(o);
+  }();
   model->to(dtype).to(card);
   for (const Variable& p : model->parameters()) {
     p.tensor().storage()->refill();
@@ -271,12 +254,10 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
   for (int pass = 0; pass < 2; ++pass) {  // the first pass creates optimizer states and casts
     dry.take();
     const double begin = steady_seconds();
-    Variable loss;
-    {
-      const MacCounter macs;
-      loss = model->loss(tokens, tokens);
-      step.model_flops = 3 * 2 * double(macs.count());
-    }
+    std::optional<MacCounter> macs(std::in_place);
+    const Variable loss = model->loss(tokens, tokens);
+    step.model_flops = 3 * 2 * double(macs->count());
+    macs.reset();
     loss.backward();
     if (optimizer) adam.clipped_step({.max_norm = 1});
     adam.zero_grad();
@@ -286,17 +267,6 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
   return step;
 }
 
-namespace {
-
-/// Seconds that a kernel takes if only its operations limit it, if only memory does, and if only its launches do.
-std::array<double, 3> times_of(const KernelCost& cost, const Card& card) {
-  const double peak = cost.is_short ? card.flops16 : card.flops32;
-  return {cost.flops > 0 ? cost.flops / (peak * cost.efficiency.flops) + cost.efficiency.start : 0,
-          cost.bytes / (card.bandwidth * cost.efficiency.bandwidth), double(cost.launches) * least_seconds};
-}
-
-}  // namespace
-
 Roofline roofline(const DryStep& step, const Card& card) {
   Roofline all;
   std::map<std::string, RooflineRow> rows;
@@ -304,8 +274,11 @@ Roofline roofline(const DryStep& step, const Card& card) {
   for (const DryKernel& k : with_joined_steps(step.kernels)) {
     const KernelCost cost = cost_of(k, card);
     if (cost.launches == 0) continue;
-    const auto times = times_of(cost, card);
-    const size_t bound = size_t(std::max_element(times.begin(), times.end()) - times.begin());
+    const double peak = cost.is_short ? card.flops16 : card.flops32;
+    const std::array times{cost.flops > 0 ? cost.flops / (peak * cost.efficiency.flops) + cost.efficiency.start : 0,
+                           cost.bytes / (card.bandwidth * cost.efficiency.bandwidth),
+                           double(cost.launches) * least_seconds};
+    const auto bound = size_t(std::ranges::max_element(times) - times.begin());
     RooflineRow& row = rows[cost.kind];
     if (row.calls++ == 0) row.cost = cost, row.cost.launches = 0, row.cost.flops = row.cost.bytes = 0;
     row.cost.launches += cost.launches, row.cost.flops += cost.flops, row.cost.bytes += cost.bytes;
@@ -315,12 +288,10 @@ Roofline roofline(const DryStep& step, const Card& card) {
   }
   constexpr const char* names[] = {"operations", "memory", "launches"};
   for (auto& [kind, row] : rows) {
-    const auto& of = parts[kind];
-    row.bound = names[std::max_element(of.begin(), of.end()) - of.begin()];
+    row.bound = names[std::ranges::max_element(parts[kind]) - parts[kind].begin()];
     all.rows.push_back(row);
   }
-  std::stable_sort(all.rows.begin(), all.rows.end(),
-                   [](const RooflineRow& a, const RooflineRow& b) { return a.seconds > b.seconds; });
+  std::ranges::stable_sort(all.rows, std::greater(), &RooflineRow::seconds);
   all.tokens = double(step.tokens) / all.seconds;
   all.mfu = step.model_flops / all.seconds / card.flops16;
   all.host = step.host + double(all.launches) * launch_seconds;
@@ -364,7 +335,7 @@ std::string text_of(const Roofline& found, const DryStep& step, const Card& card
       "driver, {:.0f} us for a graph;\n       measured: at least {:.1f} us for a kernel on the card)\n",
       step.host * 1e3, launch_seconds * 1e6, graph_seconds * 1e6, least_seconds * 1e6);
   text += "\nThis is a calculation. Its efficiencies:\n";
-  for (size_t i = 0; i < sources().size(); ++i) text += fmt::format("  [{}] {}\n", i + 1, sources()[i]);
+  for (size_t i = 0; i < std::size(sources); ++i) text += fmt::format("  [{}] {}\n", i + 1, sources[i]);
   return text;
 }
 

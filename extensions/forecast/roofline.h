@@ -6,8 +6,6 @@
 //
 // Most efficiencies come from a step of GPT-2 124M whose kernels were timed one by one on an H200.
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "extensions/forecast/dry_run.h"
 #include "nn/models/gpt.h"
@@ -26,8 +24,8 @@ const std::vector<Card>& cards();
 /// Finds a GPU by name. Error listing the known ones if there is none.
 const Card& card_of(const std::string& name);
 
-/// The fractions of a card's peak FLOP/s (flops) and bandwidth that a kind of kernel reaches. source: the entry of
-/// sources() that says where they were measured, counted from 1. start: seconds in which a kernel is below full speed,
+/// The fractions of a card's peak FLOP/s (flops) and bandwidth that a kind of kernel reaches. source: the number of the
+/// entry in text_of()'s list that says where they were measured. start: seconds in which a kernel is below full speed,
 /// while its first tiles arrive and its last ones end. before: the fraction of the bandwidth that was measured before
 /// the kernel was rewritten; 0: not rewritten.
 struct Efficiency {
@@ -35,8 +33,6 @@ struct Efficiency {
   int source = 0;
   double start = 0, before = 0;
 };
-/// Descriptions of the measurements, to which Efficiency::source refers.
-const std::vector<std::string>& sources();
 
 /// The cost of one kernel on CUDA. A dry run of the step lists the kernels.
 struct KernelCost {

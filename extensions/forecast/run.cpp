@@ -1,13 +1,11 @@
 // Reads the files of a run and computes the report's figures. See run.h.
 #include "extensions/forecast/run.h"
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
-#include "base/check.h"
+#include "base/suggest.h"
 #include "data/files.h"
-#include "pipeline/schedule.h"
 #include "pipeline/simulate.h"
 #include "zero/partition.h"
 
@@ -75,31 +73,28 @@ std::vector<const TraceEvent*> measured_steps(const RankTrace& t) {
 
 std::vector<const TraceEvent*> within(const RankTrace& t, double begin, double end, bool main) {
   std::vector<const TraceEvent*> all;
-  auto e = std::lower_bound(t.events.begin(), t.events.end(), begin,
-                            [](const TraceEvent& one, double at) { return one.begin < at; });
-  for (; e != t.events.end() && e->begin < end; ++e)
+  for (auto e = std::ranges::lower_bound(t.events, begin, {}, &TraceEvent::begin);
+       e != t.events.end() && e->begin < end; ++e)
     if ((e->row == 0) == main && e->category != Category::step) all.push_back(&*e);
   return all;
 }
 
 void add_steps(const RunFiles& run, Analysis& a) {
-  std::map<int64_t, double> longest;
-  std::map<int64_t, size_t> ranks;
+  std::map<int64_t, std::pair<double, size_t>> numbered;  // of each step: seconds on the slowest rank, number of ranks
   for (const RankTrace& t : run.traces) {
     for (const TraceEvent* e : steps_of(t)) {
-      const int64_t number = e->integer("step");
-      longest[number] = std::max(longest[number], e->seconds);
-      ++ranks[number];
+      auto& [longest, ranks] = numbered[e->integer("step")];
+      longest = std::max(longest, e->seconds), ++ranks;
     }
   }
   std::vector<std::pair<double, int64_t>> full;  // steps that all ranks have, without warm-up
-  for (const auto& [number, seconds] : longest) {
-    a.steps.push_back(seconds);
-    if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
-      full.emplace_back(seconds, number);
+  for (const auto& [number, step] : numbered) {
+    a.steps.push_back(step.first);
+    if (step.second == run.traces.size() && (number != numbered.begin()->first || numbered.size() == 1))
+      full.emplace_back(step.first, number);
   }
   if (full.empty()) return;
-  std::sort(full.begin(), full.end());
+  std::ranges::sort(full);
   std::tie(a.median_step, a.timeline_step) = full[(full.size() - 1) / 2];
   for (const RankTrace& t : run.traces) {
     const auto steps = steps_by_part(t);
@@ -108,9 +103,7 @@ void add_steps(const RunFiles& run, Analysis& a) {
     for (const TraceEvent* step : measured_steps(t)) {
       const double begin = step->begin, end = step->end();
       if (step->integer("step") != a.timeline_step) continue;
-      RankStep& rank_step = a.timeline[t.rank];
-      rank_step = {
-          .begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
+      RankStep& rank_step = a.timeline[t.rank] = {begin, end, flatten(within(t, begin, end, true), begin, end), {}};
       for (const TraceEvent* e : within(t, begin, end, false))
         if (e->category == Category::collective)
           rank_step.collectives.push_back({StepPhase::communication, e->begin, e->end(), e->text("call")});
@@ -159,10 +152,8 @@ void add_traffic(const RunFiles& run, Analysis& a) {
     a.sent += row.sent;
     a.traffic.push_back(row);
   }
-  std::stable_sort(a.traffic.begin(), a.traffic.end(),
-                   [](const CollectiveTraffic& x, const CollectiveTraffic& y) { return x.sent > y.sent; });
-  const Json* parallel = run.note("parallel");
-  if (parallel) {
+  std::ranges::stable_sort(a.traffic, std::greater(), &CollectiveTraffic::sent);
+  if (const Json* parallel = run.note("parallel")) {
     const double n = number_of(*parallel, "ranks", 1), bytes = number_of(*parallel, "parameter_bytes"),
                  passes = number_of(*parallel, "micro_batches", 1);
     const int stage = int(number_of(*parallel, "zero", -1));
@@ -213,7 +204,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
   }
   for (int c = 0; c < memory_categories; ++c) {
     const std::string name(lockstep::name_of(Memory(c)));
-    MemoryRow row{.category = name, .measured = peak_bytes[name] / processes / together, .formula = {}};
+    MemoryRow row{.category = name, .measured = peak_bytes[name] / processes / together};
     if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
     if (row.measured > 0 || row.formula) a.memory.push_back(row);
   }
@@ -245,19 +236,18 @@ RunFiles read_run(const std::string& folder) {
   LOCKSTEP_CHECK(fs::is_directory(folder),
                  "[report] expected the folder of a run (--out or --trace of a training program), got ", folder,
                  fs::exists(folder) ? ", a file" : ", which does not exist", "; check the path");
-  RunFiles run{.folder = folder, .settings = {}, .metrics = {}, .traces = {}, .warnings = {}};
+  RunFiles run{.folder = folder};
   run.traces = read_traces(folder, run.warnings);
   if (fs::exists(folder + "/config.json")) run.settings = data::read_json(folder + "/config.json");
   else if (const Json* settings = run.note("settings")) run.settings = *settings;
   if (fs::exists(folder + "/metrics.jsonl")) run.metrics = read_lines(folder + "/metrics.jsonl", run.warnings);
   if (run.traces.empty() && run.metrics.empty()) {
-    std::string found;
-    int count = 0;
+    std::vector<std::string> found;
     for (const auto& entry : fs::directory_iterator(folder))
-      if (++count <= 5) found += (found.empty() ? "" : ", ") + entry.path().filename().string();
+      if (found.size() < 6) found.push_back(found.size() < 5 ? entry.path().filename().string() : "...");
     fail(str("[report] expected a run in ", folder,
              ": metrics.jsonl (a training program writes it with --out) or rank-N.json (with --trace), found ",
-             count == 0 ? "an empty folder" : found, count > 5 ? ", ..." : "", "; check the path"));
+             found.empty() ? "an empty folder" : list_names(found), "; check the path"));
   }
   return run;
 }
@@ -278,21 +268,17 @@ std::vector<Interval> flatten(const std::vector<const TraceEvent*>& events, doub
       add(open.empty() ? StepPhase::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
     now = std::max(now, to);
   };
+  const auto close = [&](double until) {  // ends the open events that end by then
+    for (; !open.empty() && open.back()->end() <= until; open.pop_back()) advance(open.back()->end());
+    advance(until);
+  };
   for (const TraceEvent* e : events) {
-    while (!open.empty() && open.back()->end() <= e->begin) {
-      advance(open.back()->end());
-      open.pop_back();
-    }
-    advance(e->begin);
+    close(e->begin);
     if (!open.empty() && (part_of(*e) == StepPhase::other || part_of(*e) == part_of(*open.back())))
       continue;  // adds no information to the enclosing event
     open.push_back(e);
   }
-  while (!open.empty()) {
-    advance(open.back()->end());
-    open.pop_back();
-  }
-  advance(end);
+  close(INFINITY);
   return out;
 }
 
@@ -369,20 +355,17 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
 
 Analysis analyze(const RunFiles& run) {
   Analysis a;
-  a.warnings = run.warnings;
   add_loss(run, a);
   add_steps(run, a);
   a.pipeline = measure_pipeline(run.traces);
   add_traffic(run, a);
   add_memory(run, a);
   std::map<std::string, RankTrace::Total> operations;
-  for (const RankTrace& t : run.traces) {
+  for (const RankTrace& t : run.traces)
     for (const auto& [name, total] : t.operations)
       operations[name].calls += total.calls, operations[name].seconds += total.seconds;
-  }
   a.operations.assign(operations.begin(), operations.end());
-  std::stable_sort(a.operations.begin(), a.operations.end(),
-                   [](const auto& x, const auto& y) { return x.second.seconds > y.second.seconds; });
+  std::ranges::stable_sort(a.operations, std::greater(), [](const auto& one) { return one.second.seconds; });
   if (const Json* parallel = run.note("parallel")) a.parameters = int64_t(number_of(*parallel, "parameters"));
   return a;
 }

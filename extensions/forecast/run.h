@@ -2,11 +2,8 @@
 // Reads the files of a training run and computes the numbers of the report: measurements and, for
 // comparison, the results of formulas from papers.
 #include <array>
-#include <map>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "extensions/forecast/trace_file.h"
 #include "tensor/memory.h"
@@ -89,7 +86,6 @@ struct Analysis {
   std::vector<MemoryRow> memory;
   std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< over all ranks, longest first
   int64_t parameters = 0;
-  std::vector<std::string> warnings;
 };
 /// Computes the numbers of the report from the files of a run.
 Analysis analyze(const RunFiles& run);

@@ -8,7 +8,6 @@
 #include <set>
 #include <string_view>
 
-#include "base/check.h"
 #include "dist/shard.h"
 #include "extensions/schedules/costs.h"
 #include "extensions/schedules/place_map.h"
@@ -16,17 +15,16 @@
 namespace lockstep::dist {
 namespace {
 
-void check_link(const NetworkLink& link, const char* which) {
-  LOCKSTEP_CHECK(link.latency >= 0 && std::isfinite(link.latency), "[simulate] expected a latency ", which,
-                 " of 0 s or more, got ", link.latency);
-  LOCKSTEP_CHECK(link.bandwidth > 0 && std::isfinite(link.bandwidth), "[simulate] expected a bandwidth ", which,
-                 " of more than 0 B/s, got ", link.bandwidth);
-}
-
 void check_simulation(Algorithm algorithm, const CollectiveRequest& request, int64_t elements, int64_t element_size,
                       const Network& network) {
-  check_link(network.between, "between hosts");
-  if (network.within) check_link(*network.within, "within a host");
+  const auto check = [](const NetworkLink& link, const char* which) {
+    LOCKSTEP_CHECK(link.latency >= 0 && std::isfinite(link.latency), "[simulate] expected a latency ", which,
+                   " of 0 s or more, got ", link.latency);
+    LOCKSTEP_CHECK(link.bandwidth > 0 && std::isfinite(link.bandwidth), "[simulate] expected a bandwidth ", which,
+                   " of more than 0 B/s, got ", link.bandwidth);
+  };
+  check(network.between, "between hosts");
+  if (network.within) check(*network.within, "within a host");
   LOCKSTEP_CHECK(elements >= 0 && element_size > 0,
                  "[simulate] expected 0 elements or more, of 1 byte or more each, got ", elements, " of ",
                  element_size);
@@ -113,12 +111,10 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const CollectiveRequest& r,
     rounds.exact = !sums || n == p || elements % n == 0;
     return rounds;
   }
-  if (name == "one_shot" && !mixed) {
-    rounds.list = {{n - 1, 1, 1, far}};
-    rounds.messages = (n - 1) * n;
-    return rounds;
-  }
-  return std::nullopt;
+  if (name != "one_shot" || mixed) return std::nullopt;
+  rounds.list = {{n - 1, 1, 1, far}};
+  rounds.messages = (n - 1) * n;
+  return rounds;
 }
 
 /// Stores the bytes that each rank sends and receives in `result`, for a schedule in which all ranks do the same.
@@ -135,26 +131,23 @@ void count_bytes(Algorithm algorithm, const CollectiveRequest& r, int64_t elemen
   for (int64_t rank = 0; rank < n; ++rank) {
     struct Bytes {
       int64_t sent = 0, received = 0;
-    } sum, share, more;
+    } sum, more;
     if (name == "ring") {
       sum = {all - size(rank), all - size(rank + n - 1)};
-      share = {all - size(rank + 1), all - size(rank)};
     } else if (name == "direct") {
       sum = {all - size(rank), (n - 1) * size(rank)};
-      share = {sum.received, sum.sent};
     } else if (name == "halving_doubling") {
       if (rank >= p || rank + p < n) more = {all, all};
       if (rank < p) {
         sum.sent = all - every(rank, p);
         for (int64_t stride = 2; stride <= p; stride *= 2) sum.received += every(rank % stride, stride);
-        share = {sum.received, sum.sent};
       }
     } else if (name == "hierarchical") {
       sum = {all - size(rank), (k - 1) * every(rank % k, k) + (n / k - 1) * size(rank)};
-      share = {sum.received, sum.sent};
     } else {  // one_shot
       more = {(n - 1) * all, (n - 1) * all};
     }
+    Bytes share = name == "ring" ? Bytes{all - size(rank + 1), all - size(rank)} : Bytes{sum.received, sum.sent};
     if (r.collective == Collective::all_gather) sum = {};
     if (r.collective != Collective::all_gather && r.collective != Collective::all_reduce) share = {};
     result.sent.push_back(sum.sent + share.sent + more.sent);
@@ -167,12 +160,10 @@ NetworkSimulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Col
   const int64_t parts = algorithm == Algorithm::one_shot ? 1 : request.ranks;
   NetworkSimulation result;
   for (const auto& [count, chunks, stride, link] : rounds.list) {
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t c = 0; c < chunks; ++c) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t c = 0; c < chunks; ++c)
         result.seconds = result.seconds + (c == 0 ? link.latency : 0) +
                          double(shard_range(elements, parts, c * stride).size() * element_size) / link.bandwidth;
-      }
-    }
     result.steps += count;
   }
   result.messages = rounds.messages;
@@ -231,8 +222,7 @@ std::optional<NetworkSimulation> simulate_rounds(Algorithm algorithm, const Coll
                                                  int64_t elements, int64_t element_size, const Network& network) {
   check_simulation(algorithm, request, elements, element_size, network);
   const auto rounds = rounds_of(algorithm, request, elements, element_size, network);
-  if (!rounds) return std::nullopt;
-  return by_rounds(*rounds, algorithm, request, elements, element_size);
+  return rounds ? std::optional(by_rounds(*rounds, algorithm, request, elements, element_size)) : std::nullopt;
 }
 
 NetworkSimulation simulate_transfers(Algorithm algorithm, const CollectiveRequest& request, int64_t elements,

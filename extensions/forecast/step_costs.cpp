@@ -1,17 +1,11 @@
 // Costs of a step's parts, measured on this machine or taken from traces: see step_model.h.
-#include <algorithm>
 #include <cmath>
-#include <map>
 #include <mutex>
 
-#include "base/check.h"
 #include "base/clock.h"
-#include "dist/process_group.h"
-#include "extensions/forecast/run.h"
 #include "extensions/forecast/step_model.h"
 #include "nn/models/gpt.h"
 #include "optim/optim.h"
-#include "tensor/ops.h"
 
 namespace lockstep::report {
 namespace {

@@ -1,10 +1,8 @@
 // Predicts the time of a training step. See step_model.h.
 #include "extensions/forecast/step_model.h"
 
-#include <algorithm>
 #include <cmath>
 
-#include "base/check.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "pipeline/simulate.h"
 
@@ -114,9 +112,8 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
       for (Layer* sum : {&parts[size_t(s)], &ranks[rank], &full}) *sum += layers[size_t(i)];
   }
   const double forward = full.forward / l.pp, backward = full.backward / l.pp;
-  const Layer slow =
-      *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) { return a.both() < b.both(); });
-  const double slowest = slow.both();
+  const Layer slow = std::ranges::max(ranks, {}, &Layer::both);
+  const double slow_forward = slow.forward + slow.waits, slow_backward = slow.backward + slow.waits_back;
 
   StepPrediction p;
   for (const ModelShape::Layer& layer : model.list)
@@ -127,32 +124,29 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   add("compute", m * (forward + backward),
       str(job.micro_batches, " micro-batches, forward ", forward, " s and backward ", backward, " s in a rank"));
   if (l.pp > 1)
-    add("uneven stages", m * (slowest - forward - backward),
-        str("the slowest rank takes ", slowest, " s for a micro-batch"));
+    add("uneven stages", m * (slow.both() - forward - backward),
+        str("the slowest rank takes ", slow.both(), " s for a micro-batch"));
 
   // Tensor parallelism: one all-reduce of the activations after attention and one after the MLP, and as many in the
   // backward.
-  const double tensor_forward = slow.waits, tensor_backward = slow.waits_back;
-  if (l.tp > 1) {
-    add("tensor parallel", m * (tensor_forward + tensor_backward),
+  if (l.tp > 1)
+    add("tensor parallel", m * (slow.waits + slow.waits_back),
         str(job.recompute ? 6 : 4, " all-reduces a block over ", l.tp, " ranks, ", sum_of(1),
             " s each, less what products hide"));
-  }
 
   // The pipeline: simulates the schedule with each part's cost relative to the slowest rank.
   if (l.pp > 1) {
-    const double full_forward = slow.forward + tensor_forward, full_backward = slow.backward + tensor_backward;
     const int apart = l.tp * l.dp;  // distance between the ranks of adjacent stages
     const bool near = apart * l.pp <= cluster.ranks_per_host;
     const dist::NetworkLink& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
     const double hop = link.latency + activation / link.bandwidth;
-    pipeline::StageCosts costs{.forward = full_forward, .input = full_backward / 2, .weight = full_backward / 2};
+    pipeline::StageCosts costs{.forward = slow_forward, .input = slow_backward / 2, .weight = slow_backward / 2};
     const pipeline::BubbleFormula formula = pipeline::formula(schedule.request, costs);
     for (const Layer& part : parts) {
-      const double own = part.both() + part.waits + part.waits_back, all = full_forward + full_backward;
+      const double own = part.both() + part.waits + part.waits_back, all = slow_forward + slow_backward;
       costs.weights.push_back(all > 0 ? own / all * v : 1);
     }
-    const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (full_forward + full_backward);
+    const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (slow_forward + slow_backward);
     costs.latency = hop;
     const double real = pipeline::simulate(schedule, costs).seconds;
     p.bubble = ideal > 0 ? 1 - busy / ideal : 0;
@@ -183,7 +177,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     const double passes = l.zero >= 2 ? m : 1;
     const Collective kind = l.zero <= 0 ? Collective::all_reduce : Collective::reduce_scatter;
     const double one = seconds(kind, p.gradient_bytes / passes);
-    const double window = job.overlap && l.pp == 1 ? slow.backward + tensor_backward : 0;
+    const double window = job.overlap && l.pp == 1 ? slow_backward : 0;
     const double bytes = p.gradient_bytes / passes / sent / (l.zero <= 0 ? 2 : 1),
                  tail = one * std::min(1., job.bucket_bytes / std::max(bytes, 1.));
     add("gradients", passes * (window > 0 ? std::max(tail, one - window) : one),
@@ -196,8 +190,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     } else if (l.zero == 3) {  // gathered ahead of each forward and backward
       const double gather = seconds(Collective::all_gather, p.parameter_bytes / (2 * m)),
                    first = gather / double(model.list.size());
-      const double under = job.overlap ? slow.forward + tensor_forward : 0,
-                   left = job.overlap ? std::max(0., slow.backward + tensor_backward - one) : 0;
+      const double under = job.overlap ? slow_forward : 0, left = job.overlap ? std::max(0., slow_backward - one) : 0;
       add("parameters", m * (std::max(first, gather - under) + std::max(0., gather - left)),
           str("all_gather over ", l.dp, " ranks, ", gather, " s, before each forward and each backward"));
     }
@@ -205,9 +198,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   add("optimizer", moved / memory, str(plan.stages[0].optimizer, ", ", moved, " bytes"));
 
   for (const Term& t : p.terms) p.step += t.seconds;
-  p.bound = size_t(std::max_element(p.terms.begin(), p.terms.end(),
-                                    [](const Term& a, const Term& b) { return a.seconds < b.seconds; }) -
-                   p.terms.begin());
+  p.bound = size_t(std::ranges::max_element(p.terms, {}, &Term::seconds) - p.terms.begin());
   const double tokens = m * double(job.micro_batch) * double(model.context) * l.dp;
   p.tokens = p.step > 0 ? tokens / p.step : 0;
   p.flops = 3 * model.forward_flops() * tokens;

@@ -6,15 +6,10 @@
 //
 // Ranks are laid out as a mesh pp x dp x tp with tp fastest: a tensor-parallel group is on one host if it fits, then
 // come replicas, then stages.
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/run.h"
 #include "extensions/forecast/simulate.h"
-#include "parallel/mesh.h"
-#include "pipeline/schedule.h"
 
 namespace lockstep::report {
 

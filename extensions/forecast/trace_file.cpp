@@ -1,7 +1,6 @@
 // Reads and merges trace files. See trace_file.h.
 #include "extensions/forecast/trace_file.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -9,7 +8,6 @@
 #include "base/check.h"
 #include "base/suggest.h"
 #include "data/file_calls.h"
-#include "data/files.h"
 #include "extensions/figures/svg.h"
 
 namespace lockstep::report {
@@ -119,9 +117,7 @@ RankTrace read(const std::string& path, bool records) {
   for (TraceEvent& e : t.events) e.begin += t.drift.at(e.begin);
   for (auto& [name, samples] : t.counters)
     for (CounterSample& sample : samples) sample.at += t.drift.at(sample.at);
-  std::stable_sort(t.events.begin(), t.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
-    return a.begin < b.begin || (a.begin == b.begin && a.seconds > b.seconds);
-  });
+  std::ranges::stable_sort(t.events, {}, [](const TraceEvent& e) { return std::pair(e.begin, -e.seconds); });
   return t;
 }
 
@@ -140,15 +136,13 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
     warnings.push_back(head.path + " belongs to another run and was left out; delete it, or move it away");
     return true;
   });
-  std::sort(heads.begin(), heads.end(), [](const RankTrace& a, const RankTrace& b) { return a.rank < b.rank; });
+  std::ranges::sort(heads, {}, &RankTrace::rank);
   for (size_t i = 1; i < heads.size(); ++i)
     LOCKSTEP_CHECK(heads[i].rank != heads[i - 1].rank, heads[i].path, " and ", heads[i - 1].path,
                    ": expected one trace of each rank, got two of rank ", heads[i].rank, "; delete one of them");
   std::vector<std::string> missing;
-  for (int rank = 0, i = 0; !heads.empty() && rank < heads[0].ranks; ++rank) {
-    if (i < int(heads.size()) && heads[size_t(i)].rank == rank) ++i;
-    else missing.push_back(str(rank));
-  }
+  for (int rank = 0; !heads.empty() && rank < heads[0].ranks; ++rank)
+    if (!std::ranges::binary_search(heads, rank, {}, &RankTrace::rank)) missing.push_back(str(rank));
   if (!missing.empty())
     warnings.push_back(str("no trace of rank ", list_names(missing, max_named), " (of 0 to ", heads[0].ranks - 1,
                            ") is in ", folder, "; copy it there"));
@@ -187,8 +181,8 @@ RankTrace read_trace(const std::string& path) { return read(path, true); }
 
 std::vector<std::string> find_traces(const std::string& folder) {
   std::vector<std::string> found;
+  std::error_code error;
   const auto look = [&](const fs::path& place) {
-    std::error_code error;
     for (const auto& file : fs::directory_iterator(place, error)) {
       const std::string name = file.path().filename().string();
       const bool numbered = name.starts_with("rank-") && name.ends_with(".json") && name.size() > 10 &&
@@ -197,7 +191,6 @@ std::vector<std::string> find_traces(const std::string& folder) {
     }
   };
   look(folder);
-  std::error_code error;
   std::set<fs::path> below;
   for (const auto& entry : fs::directory_iterator(folder, error))
     if (entry.is_directory(error)) below.insert(entry.path());

@@ -6,96 +6,42 @@
 #include <string_view>
 
 namespace lockstep::dist {
-namespace {
 
-using Cost = std::optional<AlphaBetaCost>;
-
-/// Textbook cost of `times` * (n - 1) messages, one after another, each with 1/n of the data.
-AlphaBetaCost shares(const CollectiveRequest& r, int times = 1) {
-  const double n = r.ranks;
-  return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
-}
-/// Textbook cost of `times` * (n - 1) messages, one after another, each with all the data.
-AlphaBetaCost full_messages(const CollectiveRequest& r, int times = 1) {
-  const double n = r.ranks;
-  return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
-}
-/// Base-2 logarithm of the number of ranks, rounded up.
-double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }
-/// True for 1, 2, 4, ...
-bool is_power_of_two(int ranks) { return std::has_single_bit(unsigned(ranks)); }
-/// True for broadcast and reduce, whose root sends or receives all the data.
-bool moves_all(Collective c) { return c == Collective::broadcast || c == Collective::reduce; }
-
-Cost of_ring(const CollectiveRequest& r) {
-  return moves_all(r.collective) ? full_messages(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
-}
-
-Cost of_direct(const CollectiveRequest& r) {
-  if (is_reduction(r.collective) && !is_power_of_two(r.ranks)) return std::nullopt;
-  return shares(r, moves_all(r.collective) || r.collective == Collective::all_reduce ? 2 : 1);
-}
-
-Cost of_tree(const CollectiveRequest& r) {
-  const double n = r.ranks, log = log2_of(r.ranks);
-  switch (r.collective) {
-    case Collective::all_reduce: return AlphaBetaCost{2 * log, 2 * log, "2·log₂n·α + 2·log₂n·S/β"};
-    case Collective::broadcast:
-    case Collective::reduce: return AlphaBetaCost{log, log, "log₂n·α + log₂n·S/β"};
-    case Collective::gather:
-    case Collective::scatter:
-      if (is_power_of_two(r.ranks)) return AlphaBetaCost{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
-      return std::nullopt;
-    default: return std::nullopt;
+std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveRequest& r) {
+  const Collective c = r.collective;
+  const double n = r.ranks, log = std::bit_width(unsigned(r.ranks - 1));  // log: rounded up
+  const auto is_power_of_two = [](int ranks) { return std::has_single_bit(unsigned(ranks)); };
+  const bool power = is_power_of_two(r.ranks), all_reduce = c == Collective::all_reduce;
+  const bool rooted = c == Collective::broadcast || c == Collective::reduce;  // the root sends or receives all the data
+  const bool each_own = c == Collective::gather || c == Collective::scatter;
+  const bool half = c == Collective::all_gather || c == Collective::reduce_scatter;
+  // n - 1 messages, one after another, each with 1/n of the data (shares) or with all of it (full); or twice as many.
+  const AlphaBetaCost shares{n - 1, (n - 1) / n, "(n-1)·α + (n-1)/n·S/β"},
+      shares_twice{2 * (n - 1), 2 * (n - 1) / n, "2(n-1)·α + 2(n-1)/n·S/β"}, full{n - 1, n - 1, "(n-1)·α + (n-1)·S/β"},
+      full_twice{2 * (n - 1), 2 * (n - 1), "2(n-1)·α + 2(n-1)·S/β"}, halving{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
+  const std::string_view name = name_of(algorithm);
+  if (name == "ring") return rooted ? full : all_reduce ? shares_twice : shares;
+  if (name == "direct" && (power || !is_reduction(c))) return rooted || all_reduce ? shares_twice : shares;
+  if (name == "tree") {
+    if (all_reduce) return AlphaBetaCost{2 * log, 2 * log, "2·log₂n·α + 2·log₂n·S/β"};
+    if (rooted) return AlphaBetaCost{log, log, "log₂n·α + log₂n·S/β"};
+    if (each_own && power) return halving;
   }
-}
-
-Cost of_halving_doubling(const CollectiveRequest& r) {
-  const double n = r.ranks, log = log2_of(r.ranks);
-  if (!is_power_of_two(r.ranks)) return std::nullopt;
-  if (r.collective == Collective::reduce_scatter || r.collective == Collective::all_gather)
-    return AlphaBetaCost{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
-  return AlphaBetaCost{2 * log, 2 * (n - 1) / n, "2·log₂n·α + 2(n-1)/n·S/β"};
-}
-
-Cost of_hierarchical(const CollectiveRequest& r) {
-  std::map<int, int> sizes;  // number of ranks of each host
-  for (const int host : r.hosts) ++sizes[host];
-  for (const auto& [host, size] : sizes)
-    if (size != sizes.begin()->second || !is_power_of_two(size)) return std::nullopt;
-  if (r.collective != Collective::all_gather && !is_power_of_two(r.ranks)) return std::nullopt;
-  const double n = r.ranks, m = r.hosts.empty() ? 1 : double(sizes.size()), steps = n / m - 1 + m - 1;
-  switch (r.collective) {
-    case Collective::all_reduce:
-      return AlphaBetaCost{2 * steps, 2 * (n - 1) / n, "2(k+m-2)·α + 2(n-1)/n·S/β, m hosts of k"};
-    case Collective::all_gather:
-    case Collective::reduce_scatter: return AlphaBetaCost{steps, (n - 1) / n, "(k+m-2)·α + (n-1)/n·S/β, m hosts of k"};
-    default: return std::nullopt;
+  if (name == "halving_doubling" && power)
+    return half ? halving : AlphaBetaCost{2 * log, 2 * (n - 1) / n, "2·log₂n·α + 2(n-1)/n·S/β"};
+  if (name == "hierarchical" && (power || c == Collective::all_gather)) {
+    std::map<int, int> sizes;  // number of ranks of each host
+    for (const int host : r.hosts) ++sizes[host];
+    for (const auto& [host, size] : sizes)
+      if (size != sizes.begin()->second || !is_power_of_two(size)) return std::nullopt;
+    const double m = r.hosts.empty() ? 1 : double(sizes.size()), steps = n / m - 1 + m - 1;
+    if (all_reduce) return AlphaBetaCost{2 * steps, 2 * (n - 1) / n, "2(k+m-2)·α + 2(n-1)/n·S/β, m hosts of k"};
+    if (half) return AlphaBetaCost{steps, (n - 1) / n, "(k+m-2)·α + (n-1)/n·S/β, m hosts of k"};
   }
-}
-
-Cost of_server(const CollectiveRequest& r) {
-  if (moves_all(r.collective)) return full_messages(r);
-  if (r.collective == Collective::all_reduce) return full_messages(r, 2);
-  if (r.collective == Collective::gather || r.collective == Collective::scatter) return shares(r);
+  if (name == "one_shot" || (name == "server" && rooted)) return full;
+  if (name == "server" && all_reduce) return full_twice;
+  if (name == "server" && each_own) return shares;
   return std::nullopt;
-}
-
-}  // namespace
-
-std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveRequest& request) {
-  using CostOf = Cost (*)(const CollectiveRequest&);
-  static const std::map<std::string_view, CostOf> costs = {
-      {"ring", of_ring},
-      {"direct", of_direct},
-      {"tree", of_tree},
-      {"halving_doubling", of_halving_doubling},
-      {"hierarchical", of_hierarchical},
-      {"server", of_server},
-      {"one_shot", [](const CollectiveRequest& r) -> Cost { return full_messages(r); }},
-  };
-  const auto found = costs.find(name_of(algorithm));
-  return found == costs.end() ? std::nullopt : found->second(request);
 }
 
 }  // namespace lockstep::dist

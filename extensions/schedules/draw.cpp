@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "base/check.h"
@@ -58,48 +59,45 @@ std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, co
 constexpr size_t max_width = 180;
 
 std::string title(Algorithm algorithm, const CollectiveRequest& r, const CollectiveCheck& check) {
-  const int64_t max_sent = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
   return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
              counted(r.ranks, "rank"), ", ", counted(check.chunks, "chunk"), ", ", counted(check.steps, "step"),
              check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
-             counted(max_sent, "chunk"));
+             counted(std::ranges::max(check.sent), "chunk"));
 }
 
 }  // namespace
 
 std::string draw_table(Algorithm algorithm, const CollectiveRequest& request) {
   const auto steps = messages_by_step(algorithm, request);
-  std::string out;
-  size_t total = 6;
+  std::vector<std::vector<std::string>> rows{{"  step"}};  // the ranks' names, then a row for each step
   std::vector<size_t> widths;
-  std::vector<std::vector<std::string>> rows;
   if (request.ranks <= 16) {
-    for (int rank = 0; rank < request.ranks; ++rank) widths.push_back(str("rank ", rank).size());
-    for (const auto& step : steps) {
-      rows.emplace_back(size_t(request.ranks));
-      for (const TransferGroup& m : step) {
-        std::string& cell = rows.back()[size_t(m.first.from)];
+    for (int rank = 0; rank < request.ranks; ++rank) rows[0].push_back(str("rank ", rank));
+    for (size_t s = 0; s < steps.size(); ++s) {
+      std::vector<std::string>& row = rows.emplace_back(rows[0].size());
+      row[0] = format("%6zu", s);
+      for (const TransferGroup& m : steps[s]) {
+        std::string& cell = row[size_t(m.first.from) + 1];
         cell += (cell.empty() ? "" : "; ") + m.text(request.ranks);
-        widths[size_t(m.first.from)] = std::max(widths[size_t(m.first.from)], cell.size());
       }
     }
-    for (const size_t w : widths) total += w + 3;
+    widths.resize(rows[0].size());
+    for (const auto& row : rows)
+      for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
-  if (widths.empty() || total > max_width) {
+  std::string out;
+  if (widths.empty() || std::accumulate(widths.begin(), widths.end(), 3 * (widths.size() - 1)) > max_width) {
     out += "  step    from  what\n";
     for (size_t s = 0; s < steps.size(); ++s)
       for (const TransferGroup& m : steps[s])
         out += format("%6zu  %6d  ", s, m.first.from) + m.text(request.ranks) + "\n";
     return out;
   }
-  const auto line = [&](std::string text, const auto& cell) {
-    for (int rank = 0; rank < request.ranks; ++rank)
-      text += "   " + format("%-*s", int(widths[size_t(rank)]), cell(rank).c_str());
-    return text.substr(0, text.find_last_not_of(' ') + 1) + "\n";
-  };
-  out += line("  step", [](int rank) { return str("rank ", rank); });
-  for (size_t s = 0; s < rows.size(); ++s)
-    out += line(format("%6zu", s), [&](int rank) { return rows[s][size_t(rank)]; });
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) line += format("%-*s   ", int(widths[i]), row[i].c_str());
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
   return out;
 }
 
@@ -207,8 +205,7 @@ class Picture {
       crosses |= t.from != t.to;
       for (size_t i = 0; i < m.chunks.size(); ++i) {
         const int32_t chunk = m.chunks[i];
-        const ChunkSlot from{chunk, t.source.slot}, to{chunk, t.target.slot};
-        Square& target = square(t.to, to);
+        Square& target = square(t.to, {chunk, t.target.slot});
         const auto source = before.find({t.from, chunk, t.source.slot});
         const int terms = source == before.end() ? 0 : source->second.terms;
         target = {t.action == TransferAction::reduce ? target.terms + terms : terms, t.action == TransferAction::reduce,
@@ -219,8 +216,8 @@ class Picture {
         const auto middle = [&](int rank, int slot) {
           return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + offset;
         };
-        arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
-              left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
+        arrow(left + column * (block_ + gap) + block_, middle(t.from, t.source.slot),
+              left + (column + 1) * (block_ + gap) - 3, middle(t.to, t.target.slot), color(chunk));
       }
       // After an addition inside one rank, the scratch copy that was added is not needed any more: draw it as empty.
       if (t.from == t.to && t.action == TransferAction::reduce)

@@ -18,19 +18,37 @@ struct Cell {
   int32_t reader = -1, writer = -1;  // the rank at the other end of that transfer
 };
 
-template <class Visit> void visit_required(const CollectiveRequest& r, int rank, int64_t chunks, const Visit& visit) {
-  if (r.collective == Collective::all_to_all) {
-    for (int64_t i = 0; i < r.ranks; ++i) visit(i * r.ranks + rank);
-  } else {
-    for (int64_t c = 0; c < chunks; ++c)
-      if (ends_with(r, rank, c)) visit(c);
-  }
-}
-
 /// The rank that a chunk's data comes from, in collectives without a reduction.
 int origin(const CollectiveRequest& r, int64_t chunk) {
   if (r.collective == Collective::all_to_all) return int(chunk / r.ranks);
   return r.collective == Collective::broadcast || r.collective == Collective::scatter ? r.root : int(chunk);
+}
+
+/// A sum as text: "((0+1)+(2+3))", "mean(0+1)". Terms are named by their ranks.
+std::string write_sum(const CollectiveCheck& check, int64_t value, size_t longest) {
+  std::string out;
+  std::vector<std::pair<int64_t, const char*>> stack{{value, nullptr}};  // values, and texts between them
+  while (!stack.empty()) {
+    if (out.size() > longest) return out + "...";
+    const auto [item, text] = stack.back();
+    stack.pop_back();
+    if (text != nullptr) {
+      out += text;
+    } else if (item < check.computed_from) {
+      out += str(item / check.chunks);
+    } else {
+      const CollectiveCheck::Node& node = check.nodes[size_t(item - check.computed_from)];
+      const bool divided = node.right < 0, bracketed = divided && node.left >= check.computed_from;
+      out += divided ? bracketed ? "mean" : "mean(" : "(";
+      if (!bracketed) stack.push_back({0, ")"});
+      if (!divided) {
+        stack.push_back({node.right, nullptr});
+        stack.push_back({0, "+"});
+      }
+      stack.push_back({node.left, nullptr});
+    }
+  }
+  return out;
 }
 
 class Checker {
@@ -81,16 +99,19 @@ class Checker {
 
   CollectiveCheck finish() {
     if (is_reduction(request_.collective)) check_.results.assign(size_t(check_.chunks), -1);
+    // Of all_to_all's n·n chunks, each rank must hold every n-th.
+    const bool all_to_all = request_.collective == Collective::all_to_all;
     for (int rank = 0; rank < n_; ++rank) {
-      visit_required(request_, rank, check_.chunks, [&](int64_t chunk) {
+      for (int64_t chunk = all_to_all ? rank : 0; chunk < check_.chunks; chunk += all_to_all ? n_ : 1) {
+        if (!ends_with(request_, rank, chunk)) continue;
         const ChunkSlot place{int32_t(chunk), 0};
         const int64_t found = value(places_.at(rank, place), rank, place);
-        if (is_reduction(request_.collective)) return check_sum(rank, chunk, found);
         const int64_t expected = origin(request_, chunk) * check_.chunks + chunk;
-        if (found != expected)
+        if (is_reduction(request_.collective)) check_sum(rank, chunk, found);
+        else if (found != expected)
           error(str("at the end rank ", rank, " should have ", text(expected), " as chunk ", chunk, ", but has ",
                     text(found)));
-      });
+      }
     }
     check_.in_tree_order.resize(check_.results.size());
     for (size_t c = 0; c < check_.results.size(); ++c)
@@ -201,7 +222,11 @@ class Checker {
   }
   const CollectiveCheck::Node& nodes(int64_t value) const { return check_.nodes[size_t(value - check_.computed_from)]; }
 
-  std::string text(int64_t value) const;
+  std::string text(int64_t value) const {
+    if (value < 0) return "nothing";
+    if (value < check_.computed_from) return str("chunk ", value % check_.chunks, " of rank ", value / check_.chunks);
+    return write_sum(check_, value, 100);
+  }
   void error(const Transfer& t, const std::string& what) {
     error(str("step ", t.step, ": rank ", t.from, " -> rank ", t.to, " (chunk ", t.source.chunk,
               t.source.slot ? str(" slot ", t.source.slot) : "", " to chunk ", t.target.chunk,
@@ -218,44 +243,6 @@ class Checker {
   std::vector<bool> visited_;
   CollectiveCheck check_;
 };
-
-/// A sum as text: "((0+1)+(2+3))", "mean(0+1)". `name` prints a term.
-template <class Name>
-std::string write_sum(const CollectiveCheck& check, int64_t value, size_t longest, const Name& name) {
-  std::string out;
-  struct Item {
-    int64_t value;
-    const char* text;
-  };
-  std::vector<Item> stack{{value, nullptr}};
-  while (!stack.empty()) {
-    if (out.size() > longest) return out + "...";
-    const Item item = stack.back();
-    stack.pop_back();
-    if (item.text != nullptr) {
-      out += item.text;
-    } else if (item.value < check.computed_from) {
-      out += name(item.value);
-    } else {
-      const CollectiveCheck::Node& node = check.nodes[size_t(item.value - check.computed_from)];
-      const bool divided = node.right < 0, bracketed = divided && node.left >= check.computed_from;
-      out += divided ? bracketed ? "mean" : "mean(" : "(";
-      if (!bracketed) stack.push_back({0, ")"});
-      if (!divided) {
-        stack.push_back({node.right, nullptr});
-        stack.push_back({0, "+"});
-      }
-      stack.push_back({node.left, nullptr});
-    }
-  }
-  return out;
-}
-
-std::string Checker::text(int64_t value) const {
-  if (value < 0) return "nothing";
-  if (value < check_.computed_from) return str("chunk ", value % check_.chunks, " of rank ", value / check_.chunks);
-  return write_sum(check_, value, 100, [&](int64_t v) { return str(v / check_.chunks); });
-}
 
 }  // namespace
 
@@ -296,14 +283,13 @@ CollectiveCheck check_transfers(std::span<const Transfer> transfers, const Colle
 }
 
 bool CollectiveCheck::all_in_tree_order() const {
-  return !in_tree_order.empty() &&
-         std::all_of(in_tree_order.begin(), in_tree_order.end(), [](bool yes) { return yes; });
+  return !in_tree_order.empty() && std::ranges::count(in_tree_order, false) == 0;
 }
 
 std::string CollectiveCheck::order(int64_t chunk) const {
   LOCKSTEP_CHECK(chunk >= 0 && chunk < chunks, "[schedule] expected a chunk from 0 to ", chunks - 1, ", got ", chunk);
   if (results.empty() || results[size_t(chunk)] < 0) return "";
-  return write_sum(*this, results[size_t(chunk)], size_t(-1), [&](int64_t v) { return str(v / chunks); });
+  return write_sum(*this, results[size_t(chunk)], size_t(-1));
 }
 
 }  // namespace lockstep::dist

@@ -3,7 +3,5 @@
 // collectives.
 #include "extensions/schedules/costs.h"
 #include "extensions/schedules/draw.h"
-#include "extensions/schedules/draw_pipeline.h"
-#include "extensions/schedules/draw_ring_attention.h"
 #include "extensions/schedules/place_map.h"
 #include "extensions/schedules/schedule_check.h"

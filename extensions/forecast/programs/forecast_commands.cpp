@@ -1,9 +1,6 @@
 // Adds the commands of the extension forecast, and finds the model that a program or a name describes.
 #include "extensions/forecast/programs/forecast_commands.h"
 
-#include <filesystem>
-
-#include "base/check.h"
 #include "data/files.h"
 #include "extensions/launcher/process.h"
 #include "extensions/launcher/scratch.h"

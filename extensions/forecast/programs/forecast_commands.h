@@ -1,10 +1,8 @@
 #pragma once
 // The commands of the extension forecast, and the models that their command lines name.
-#include <string>
 #include <vector>
 
 #include "apps/commands.h"
-#include "data/json.h"
 #include "extensions/forecast/model_costs.h"
 
 namespace apps {

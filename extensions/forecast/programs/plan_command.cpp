@@ -4,14 +4,11 @@
 #include <algorithm>
 #include <iostream>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/figures/quantity.h"
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/programs/forecast_commands.h"
-#include "extensions/schedules/draw_pipeline.h"
-#include "pipeline/simulate.h"
-#include "train/cli.h"
+#include "extensions/schedules/draw.h"
 #include "train/option_group.h"
 
 namespace apps {
@@ -24,9 +21,8 @@ using engine::RankBytes, engine::PlanForecast;
 namespace {
 
 struct PlanAsked {
-  explicit PlanAsked(const Program& program) : model{.program = program} {}
-  std::string config, plan;
   ModelAsked model;
+  std::string config, plan;
   int ranks = 0;
   engine::Speeds speeds;  ///< speeds of the machine; 0: measured here
   bool json = false, units = false, step = false;
@@ -258,7 +254,7 @@ void run(PlanAsked& o) {
 
 void add_plan_command(CLI::App& app, Shared& shared) {
   shared.with_program.push_back("plan");
-  const auto o = std::make_shared<PlanAsked>(shared.program);
+  const auto o = std::make_shared<PlanAsked>(PlanAsked{.model = {.program = shared.program}});
   CLI::App& command = *app.add_subcommand("plan",
                                           "estimates what a configuration costs, without starting ranks: validity, "
                                           "memory per rank, traffic and time of a step");

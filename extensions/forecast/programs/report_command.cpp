@@ -2,16 +2,13 @@
 #include <fmt/format.h>
 
 #include <iostream>
-#include <memory>
 
-#include "base/check.h"
 #include "base/printable.h"
 #include "base/suggest.h"
 #include "data/files.h"
 #include "extensions/forecast/page.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "train/option_group.h"
-#include "train/options.h"
 
 namespace apps {
 
@@ -26,7 +23,7 @@ struct ReportAsked {
   bool json = false;
 };
 
-Json to_json(const report::Analysis& a, const std::string& page) {
+Json to_json(const report::RunFiles& run, const report::Analysis& a, const std::string& page) {
   Json j = Json::Object{{"page", page}};
   if (!a.loss.empty()) j["loss"] = a.loss.back().second;
   j["steps"] = int64_t(a.steps.size());
@@ -44,7 +41,7 @@ Json to_json(const report::Analysis& a, const std::string& page) {
     Json& row = memory[m.category] = Json::Object{{"measured", m.measured}};
     if (m.formula) row["formula"] = m.formula->bytes;
   }
-  j["warnings"] = Json::Array(a.warnings.begin(), a.warnings.end());
+  j["warnings"] = Json::Array(run.warnings.begin(), run.warnings.end());
   return j;
 }
 
@@ -60,8 +57,8 @@ void report(const ReportAsked& o) {
         ": --svg draws the timeline of a step, but there is no trace with one; train with --trace, and report again");
     data::write_atomically(o.svg, picture);
   }
-  for (const std::string& warning : a.warnings) std::cerr << "warning: " << printable(warning) << "\n";
-  if (o.json) return void(std::cout << to_json(a, page).dump() << std::endl);
+  for (const std::string& warning : run.warnings) std::cerr << "warning: " << printable(warning) << "\n";
+  if (o.json) return void(std::cout << to_json(run, a, page).dump() << std::endl);
   fmt::print("{:<10}{}\n", "page", page);
   for (const report::Headline& line : report::headlines(a))
     fmt::print("{:<10}{}{}\n", line.name, printable(line.value), printable(line.about));
@@ -82,10 +79,7 @@ void add_report_command(CLI::App& app) {
 }
 
 void add_trace_command(CLI::App& app) {
-  struct Asked {
-    std::string folder, out;
-  };
-  auto o = std::make_shared<Asked>();
+  auto o = std::make_shared<ReportAsked>();
   CLI::App& command = *app.add_subcommand("trace", "timelines that --trace wrote");
   command.require_subcommand(1);
   CLI::App& merge = *command.add_subcommand("merge", "one file of those of all ranks, for https://ui.perfetto.dev");

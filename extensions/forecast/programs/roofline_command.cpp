@@ -1,13 +1,9 @@
 // `lockstep roofline`: lists the kernels of a training step and predicts their time on a GPU.
 #include <algorithm>
 #include <iostream>
-#include <memory>
 
-#include "base/check.h"
-#include "data/json.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/forecast/roofline.h"
-#include "train/cli.h"
 #include "train/model_format.h"
 #include "train/option_group.h"
 

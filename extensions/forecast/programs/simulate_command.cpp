@@ -1,21 +1,15 @@
 // `lockstep simulate`: predicts the time of a collective on a network, or of a training step on absent ranks.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <iostream>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "base/threads.h"
-#include "data/json.h"
 #include "extensions/figures/quantity.h"
 #include "extensions/forecast/programs/forecast_commands.h"
-#include "extensions/forecast/simulate.h"
 #include "extensions/forecast/step_model.h"
 #include "extensions/schedules/programs/collective_options.h"
-#include "pipeline/schedule.h"
-#include "train/cli.h"
 #include "train/model_format.h"
 #include "train/option_group.h"
 
@@ -147,7 +141,6 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
 }
 
 struct StepAsked {
-  explicit StepAsked(const Program& program) : model{.program = program} {}
   ModelAsked model;
   report::TrainingJob job{.micro_batch = 0, .micro_batches = 0};  ///< 0: the program's value, or 1
   report::Cluster cluster;
@@ -321,14 +314,13 @@ void print_step(StepAsked o, bool json) {
 void add_simulate_command(CLI::App& app, Shared& shared) {
   shared.with_program.push_back("simulate");
   struct Simulated {
-    explicit Simulated(const Program& program) : step(program) {}
+    StepAsked step;
     CollectiveAsked collective;
     NetworkAsked network;
-    StepAsked step;
     double bytes = 1e8;
     bool json = false;
   };
-  const auto o = std::make_shared<Simulated>(shared.program);
+  const auto o = std::make_shared<Simulated>(Simulated{.step = {.model = {.program = shared.program}}});
   CLI::App& command = *app.add_subcommand(
       "simulate", "predict how long a collective takes on a network, or a training step on many ranks");
   add_collective_options(command, o->collective, false);

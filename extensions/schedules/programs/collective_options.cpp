@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "pipeline/schedule.h"
 #include "train/option_group.h"

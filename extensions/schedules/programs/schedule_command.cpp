@@ -5,17 +5,12 @@
 #include <memory>
 
 #include "apps/commands.h"
-#include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/schedules/draw.h"
-#include "extensions/schedules/draw_pipeline.h"
-#include "extensions/schedules/draw_ring_attention.h"
 #include "extensions/schedules/programs/collective_options.h"
 #include "extensions/schedules/schedule_check.h"
 #include "parallel/sequence/plan.h"
 #include "pipeline/schedule_check.h"
-#include "pipeline/simulate.h"
-#include "train/cli.h"
 #include "train/option_group.h"
 
 namespace apps {

@@ -1,8 +1,7 @@
 // Drawings of pipelines and of ring attention: the grid, the SVG, and the pictures in docs/.
 #include <doctest/doctest.h>
 
-#include "extensions/schedules/draw_pipeline.h"
-#include "extensions/schedules/draw_ring_attention.h"
+#include "extensions/schedules/draw.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 

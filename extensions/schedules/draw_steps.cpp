@@ -1,19 +1,17 @@
-// draw_pipeline.cpp: pipeline schedules as text grids and SVG pictures. See draw_pipeline.h.
-#include "extensions/schedules/draw_pipeline.h"
-
+// draw_steps.cpp: steps of pipelines and of ring attention as pictures, and pipelines as text grids. See draw.h.
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.h"
 #include "base/suggest.h"
 #include "extensions/figures/svg.h"
+#include "extensions/schedules/draw.h"
+#include "parallel/sequence/plan.h"
 
 namespace lockstep::pipeline {
 namespace {
 
-char letter(Do what) {
-  return what == Do::forward ? 'F' : what == Do::backward ? 'B' : what == Do::backward_input ? 'I' : 'W';
-}
+/// The place of a computation in a table: forward, backward, backward_input, backward_weight.
+size_t place_of(Do what) { return size_t(what) - size_t(Do::forward); }
 
 }  // namespace
 
@@ -22,7 +20,7 @@ std::string draw_grid(const PipelineSchedule& s) {
   const Simulation run = simulate(s, {.forward = unit, .input = unit, .weight = unit});
   size_t width = 2;
   const auto name = [&](const StepAction& a) {
-    return letter(a.what) + std::to_string(a.micro_batch) +
+    return "FBIW"[place_of(a.what)] + std::to_string(a.micro_batch) +
            (s.request.chunks > 1 ? std::string(1, char('a' + a.chunk % 26)) : "");
   };
   for (const auto& rank : run.ranks)
@@ -65,12 +63,9 @@ std::string draw_svg(const PipelineSchedule& s, const StageCosts& costs) {
   // The background shows through where a rank is idle.
   out += svg::rect(left, top - 2, width, row * r.stages, svg::attribute("fill", "#f1f3f5"));
   const auto color = [&](const StepAction& a) {
-    const int hue = a.what == Do::forward          ? 212
-                    : a.what == Do::backward       ? 140
-                    : a.what == Do::backward_input ? 175
-                                                   : 35;
+    constexpr int hues[] = {212, 140, 175, 35};
     const int dark = r.chunks > 1 ? 26 * a.chunk / (r.chunks - 1) : 0;
-    return format("hsl(%d,55%%,%d%%)", hue, 78 - dark);
+    return format("hsl(%d,55%%,%d%%)", hues[place_of(a.what)], 78 - dark);
   };
   for (size_t rank = 0; rank < run.ranks.size(); ++rank) {
     const double y = top + row * double(rank);
@@ -86,10 +81,10 @@ std::string draw_svg(const PipelineSchedule& s, const StageCosts& costs) {
                          r.chunks > 1 && 2 * slot.action.chunk >= r.chunks ? "#ffffff" : ink, "middle");
     }
   }
-  const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                 [](const TimedAction& slot) { return slot.action.what == Do::backward_weight; });
-  const bool full = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                [](const TimedAction& slot) { return slot.action.what == Do::backward; });
+  const auto has = [&](Do what) {
+    return std::ranges::any_of(run.ranks[0], [&](const TimedAction& slot) { return slot.action.what == what; });
+  };
+  const bool split = has(Do::backward_weight), full = has(Do::backward);
   double x = left;
   const auto key = [&](Do what, const std::string& words, double advance) {
     const double y = top + row * r.stages + 10;
@@ -106,3 +101,52 @@ std::string draw_svg(const PipelineSchedule& s, const StageCosts& costs) {
 }
 
 }  // namespace lockstep::pipeline
+
+namespace lockstep::sequence {
+
+std::string draw_svg(int ranks) {
+  LOCKSTEP_CHECK(ranks >= 1 && ranks <= 16, "[draw] expected 1 to 16 ranks, got ", ranks);
+  constexpr int left = 60, top = 52, row = 24, unit = 96;
+  constexpr int64_t tokens = 512;  // a block of tokens² scores is `unit` pixels wide
+  const auto width_of = [&](double work) { return int(std::lround(work / double(tokens * tokens) * unit)); };
+  const int width = left + ranks * unit + 150, panel = row * ranks + 64, height = top + 2 * panel - 40;
+  std::string out = svg::begin(width, height);
+  int y = top;
+  for (const TokenOrder order : {TokenOrder::contiguous, TokenOrder::zigzag}) {
+    std::vector<int> begins{left};  // a step takes as long as its longest piece
+    double done = 0, lasted = 0;
+    for (int step = 0; step < ranks; ++step) {
+      double longest = 0;
+      for (int r = 0; r < ranks; ++r) {
+        const double work = scores(piece(tokens, ranks, r, step, order, true));
+        longest = std::max(longest, work);
+        done += work;
+      }
+      lasted += longest;
+      begins.push_back(begins.back() + width_of(longest));
+    }
+    out += svg::text(8, y - 26,
+                     str("ring attention, causal, ", name_of(order), ": ", counted(ranks, "rank"), "; busy ",
+                         std::lround(100 * done / (lasted * ranks)), " %"),
+                     14, svg::ink);
+    for (int step = 0; step < ranks; ++step)
+      if (begins[size_t(step) + 1] > begins[size_t(step)])
+        out += svg::text(begins[size_t(step)], y - 6, str("step ", step), 10, svg::soft);
+    out += svg::rect(left, y - 2, begins.back() - left, row * ranks, svg::attribute("fill", "#f1f3f5"));
+    for (int r = 0; r < ranks; ++r) {
+      out += svg::text(8, y + r * row + 14, str("rank ", r), 12, svg::soft);
+      for (int step = 0; step < ranks; ++step) {
+        const auto p = piece(tokens, ranks, r, step, order, true);
+        if (!p) continue;
+        const int x = begins[size_t(step)], w = width_of(scores(p)), from = owner(ranks, r, step);
+        out +=
+            svg::rect(x, y + r * row, w, 20, str(" fill=\"hsl(", from * 360 / ranks, ",55%,78%)\" stroke=\"white\""));
+        out += svg::text(x + w / 2, y + r * row + 14, str("k", from), 10, svg::ink, "middle");
+      }
+    }
+    y += panel;
+  }
+  return out + svg::end;
+}
+
+}  // namespace lockstep::sequence
