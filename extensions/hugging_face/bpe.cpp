@@ -3,7 +3,6 @@
 
 #include "base/printable.h"
 #include "data/utf8.h"
-#include "extensions/hugging_face/nfc.h"
 #include "extensions/hugging_face/unicode.h"
 
 namespace lockstep::data {

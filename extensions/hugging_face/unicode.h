@@ -1,6 +1,8 @@
 #pragma once
-// The character classes of GPT-2's pre-tokenization.
+// The character classes of GPT-2's pre-tokenization, and normalization.
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace lockstep::data {
 
@@ -9,5 +11,8 @@ enum class CharClass : uint8_t { letter, number, space, other };
 
 /// \p{L}, \p{N} or \s as in Unicode regular expressions; otherwise CharClass::other.
 CharClass class_of(uint32_t code);
+
+/// Normalization form C: e followed by U+0301 becomes é. Bytes that are not valid UTF-8 stay as they are.
+std::string to_nfc(std::string_view text);
 
 }  // namespace lockstep::data
