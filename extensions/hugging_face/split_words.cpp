@@ -1,7 +1,6 @@
 // Cuts text into words by the rules of the known regular expressions. See split_words.h.
 #include "extensions/hugging_face/split_words.h"
 
-#include "data/utf8.h"
 #include "extensions/hugging_face/unicode.h"
 
 namespace lockstep::data {
@@ -24,7 +23,7 @@ constexpr std::string_view endings[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "
 CharClass class_at(std::string_view text, size_t at, int& bytes) {
   const Char c = decode_utf8(text, at);
   bytes = c.bytes;
-  return c.valid ? class_of(c.code) : CharClass::other;
+  return class_of(c);
 }
 
 bool is_line_end(char c) { return c == '\r' || c == '\n'; }

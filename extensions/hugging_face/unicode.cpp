@@ -7,7 +7,6 @@
 #include <array>
 #include <vector>
 
-#include "data/utf8.h"
 #include "extensions/hugging_face/merges.h"
 
 namespace lockstep::data {
@@ -134,6 +133,14 @@ CharClass class_of(uint32_t code) {
     return table;
   }();
   return code < 256 ? latin[code] : look_up(code);
+}
+
+Char last_character(std::string_view text) {
+  size_t start = text.size() - 1;
+  while (start > 0 && text.size() - start < 4 && (uint8_t(text[start]) & 0xc0) == 0x80) --start;
+  Char c = decode_utf8(text, start);
+  c.valid = c.valid && start + size_t(c.bytes) == text.size();
+  return c;
 }
 
 std::string to_nfc(std::string_view text) {
