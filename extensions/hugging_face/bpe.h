@@ -95,8 +95,7 @@ class BpeTokenizer : public Tokenizer {
   void add_vocab(const Json& vocab, const std::string& where);
   void add_merge(const std::string& both, const std::string& where);
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
-  void add_tokens(const Json& file, const std::string& where);
-  void add_token(const Json& token, const std::string& where);
+  void add_tokens(const Json& file, const std::string& origin);
   void add_token(AddedToken token, bool normalized, const std::string& where);
   void set_token(int64_t id, std::string text, const std::string& where);
   void finish(const std::string& where);

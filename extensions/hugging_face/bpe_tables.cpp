@@ -134,28 +134,26 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   cut_normalized_.add(std::move(token));
 }
 
-void BpeTokenizer::add_tokens(const Json& file, const std::string& where) {
+void BpeTokenizer::add_tokens(const Json& file, const std::string& origin) {
   const Json* const added = file.find("added_tokens");
+  if (!added || added->is_null()) return;
   int64_t index = 0;
-  if (added && !added->is_null())
-    for (const Json& token : added->as_array(where + ": added_tokens"))
-      add_token(token, str(where, ": added_tokens[", index++, "]"));
-}
-
-void BpeTokenizer::add_token(const Json& token, const std::string& where) {
-  const auto flag = [&](const char* key) {
-    const Json* value = token.find(key);
-    return value && !value->is_null() && value->as_bool(where + "." + key);
-  };
-  LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; set it to false");
-  const int64_t id = token.at("id", where).as_int(where + ".id");
-  LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
-  add_token({.text = token.at("content", where).as_string(where + ".content"),
-             .id = int32_t(id),
-             .special = flag("special"),
-             .left = flag("lstrip"),
-             .right = flag("rstrip")},
-            flag("normalized"), where);
+  for (const Json& token : added->as_array(origin + ": added_tokens")) {
+    const std::string where = str(origin, ": added_tokens[", index++, "]");
+    const auto flag = [&](const char* key) {
+      const Json* value = token.find(key);
+      return value && !value->is_null() && value->as_bool(where + "." + key);
+    };
+    LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; set it to false");
+    const int64_t id = token.at("id", where).as_int(where + ".id");
+    LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
+    add_token({.text = token.at("content", where).as_string(where + ".content"),
+               .id = int32_t(id),
+               .special = flag("special"),
+               .left = flag("lstrip"),
+               .right = flag("rstrip")},
+              flag("normalized"), where);
+  }
 }
 
 /// Builds the lookup tables and the decoded texts. Call it after all tokens are added.

@@ -145,15 +145,14 @@ struct RulesReader {
       return;
     }
     const std::vector<std::string> order{"Replace", "ByteFallback", "Fuse", "Strip"};
-    size_t next = 0;
+    auto next = order.begin();
     bool fused = false;
     for (const Part& part : all) {
-      const auto found = std::find(order.begin(), order.end(), part.type);
+      const auto found = std::ranges::find(order, part.type);
       LOCKSTEP_CHECK(found != order.end(), part.where, " is not supported; use Replace, ByteFallback, Fuse or Strip");
-      const size_t place = size_t(found - order.begin());
-      LOCKSTEP_CHECK(place >= next, part.where,
+      LOCKSTEP_CHECK(found >= next, part.where,
                      ": expected Replace, ByteFallback, Fuse, Strip in this order, once each; reorder them");
-      next = place + 1;
+      next = found + 1;
       if (part.type == "Replace") {
         rules.decode_from = string_of(part.json, part.where);
         rules.decode_to = content_of(part.json, part.where);
@@ -273,8 +272,7 @@ void BpeTokenizer::configure(const Json& config, const std::string& where) {
     LOCKSTEP_CHECK(!wanted || id, where, ": ", key,
                    " true: there is no such token; name it in this file, or write false");
     if (!id) return;
-    const bool there = std::find(ids.begin(), ids.end(), *id) != ids.end();
-    if (wanted && !there) ids.insert(in_front ? ids.begin() : ids.end(), *id);
+    if (wanted && !std::ranges::count(ids, *id)) ids.insert(in_front ? ids.begin() : ids.end(), *id);
     if (!wanted) std::erase(ids, *id);
   };
   put("add_bos_token", bos_, rules_.before, true);
