@@ -1,8 +1,8 @@
 // Verifies, merges and exports checkpoints. See checkpoint_tools.h.
 #include "extensions/checkpoint_tools/checkpoint_tools.h"
 
-#include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "checkpoint/folder.h"
 #include "checkpoint/tensor_file.h"
@@ -16,10 +16,9 @@ constexpr const char* op = "[checkpoint] ";
 
 /// Returns the file `name` of the checkpoint, opened at the first call. Checks its header, but not its bytes.
 const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
-  const auto found = checkpoint.files.find(name);
-  return found != checkpoint.files.end()
-             ? found->second
-             : checkpoint.files.emplace(name, open_part(checkpoint.folder, checkpoint.manifest, name)).first->second;
+  if (!checkpoint.files.count(name))
+    checkpoint.files.emplace(name, open_part(checkpoint.folder, checkpoint.manifest, name));
+  return checkpoint.files.at(name);
 }
 
 /// A whole tensor: a view into its file if it has one part, otherwise assembled in memory.
@@ -54,9 +53,8 @@ std::vector<std::string> verify_checkpoint(const Opened& checkpoint) {
       verify_file(checkpoint.folder, checkpoint.manifest, name);
     } catch (const Error& error) { problems.push_back(error.what()); }
   }
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(checkpoint.folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(checkpoint.folder)) names.insert(entry.path().filename().string());
   for (const std::string& name : names)
     if (name != manifest_name && name != trainer_state_name && !checkpoint.manifest.files.count(name))
       problems.push_back(str(checkpoint.folder, "/", name, ": the manifest does not list it; move it away"));

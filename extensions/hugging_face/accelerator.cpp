@@ -26,15 +26,15 @@ void refuse_thing(bool prepared) {
 
 std::vector<int64_t> Dealing::deal(int64_t epoch) {
   const std::vector<int64_t> all = order(epoch);
-  used_ = rule();
-  samples_ = int64_t(all.size());
-  const data::MicroBatchSampler positions({.samples = samples_,
+  used = rule();
+  samples = int64_t(all.size());
+  const data::MicroBatchSampler positions({.samples = samples,
                                            .micro_batch = micro,
-                                           .micro_batches = used_.accumulation * world,
+                                           .micro_batches = used.accumulation * world,
                                            .world = world,
                                            .rank = rank,
                                            .shuffle = false,
-                                           .interleaved = used_.interleaved,
+                                           .interleaved = used.interleaved,
                                            .drop_last = drop_last});
   std::vector<int64_t> mine = positions(0);
   for (int64_t& index : mine) index = all[size_t(index)];
@@ -42,11 +42,11 @@ std::vector<int64_t> Dealing::deal(int64_t epoch) {
 }
 
 std::vector<int64_t> Dealing::real(int64_t batch) const {
-  const int64_t of_rank = used_.accumulation, step = batch / of_rank, i = batch % of_rank;
+  const int64_t of_rank = used.accumulation, step = batch / of_rank, i = batch % of_rank;
   std::vector<int64_t> counts;
   for (int64_t r = 0; r < world; ++r) {
-    const int64_t at = used_.interleaved ? i * world + r : r * of_rank + i;  // index among the step's micro-batches
-    counts.push_back(std::clamp<int64_t>(samples_ - (step * of_rank * world + at) * micro, 0, micro));
+    const int64_t at = used.interleaved ? i * world + r : r * of_rank + i;  // index among the step's micro-batches
+    counts.push_back(std::clamp<int64_t>(samples - (step * of_rank * world + at) * micro, 0, micro));
   }
   return counts;
 }
@@ -55,8 +55,8 @@ namespace {
 
 TrainOptions options_of(const AcceleratorOptions& a) {
   const std::vector<std::string> known = with_precisions({"no", "fp16", "bf16"});
-  LOCKSTEP_CHECK(std::find(known.begin(), known.end(), a.mixed_precision) != known.end(),
-                 "[Accelerator] expected mixed_precision ", listed(known), ", got ", a.mixed_precision);
+  LOCKSTEP_CHECK(std::ranges::count(known, a.mixed_precision), "[Accelerator] expected mixed_precision ", listed(known),
+                 ", got ", a.mixed_precision);
   LOCKSTEP_CHECK(a.gradient_accumulation_steps >= 1, "[Accelerator] expected gradient_accumulation_steps >= 1, got ",
                  a.gradient_accumulation_steps);
   TrainOptions o;
@@ -78,6 +78,14 @@ dist::ProcessGroup* group_of_environment() {
   return dist::is_initialized() ? &dist::world() : &dist::init();
 }
 
+Json json_of(const std::map<std::string, double>& numbers) { return Json::Object(numbers.begin(), numbers.end()); }
+
+std::map<std::string, double> numbers_of(const Json& json) {
+  std::map<std::string, double> numbers;
+  for (const auto& [name, value] : json.as_object()) numbers[name] = value.as_number();
+  return numbers;
+}
+
 /// Drops the entries of loaders that no longer exist.
 void forget_gone(std::vector<AcceleratorState::Kept>& kept) {
   std::erase_if(kept, [](const AcceleratorState::Kept& one) { return one.loader && one.loader->expired(); });
@@ -85,30 +93,21 @@ void forget_gone(std::vector<AcceleratorState::Kept>& kept) {
 
 }  // namespace
 
-AcceleratorState::AcceleratorState(AcceleratorOptions o)
+AcceleratorState::AcceleratorState(AcceleratorOptions o, TrainJob* job)
     : options(std::move(o)),
-      own_team_(std::make_unique<Team>(group_of_environment())),
-      own_job_(std::make_unique<TrainJob>(options_of(options), *own_team_)),
-      job_(own_job_.get()),
+      own_team_(job ? nullptr : std::make_unique<Team>(group_of_environment())),
+      own_job_(job ? nullptr : std::make_unique<TrainJob>(options_of(options), *own_team_)),
+      job_(job ? job : own_job_.get()),
       scaler({.enabled = job_->autocast() == f16}) {
-  check();
-}
-
-AcceleratorState::AcceleratorState(TrainJob& job, AcceleratorOptions o)
-    : options(std::move(o)), job_(&job), scaler({.enabled = job.autocast() == f16}) {
-  LOCKSTEP_CHECK(options.mixed_precision == "no" && options.gradient_accumulation_steps == 1 &&
-                     options.deepspeed_config.empty() && options.device == "cpu",
+  LOCKSTEP_CHECK(!job || (options.mixed_precision == "no" && options.gradient_accumulation_steps == 1 &&
+                          options.deepspeed_config.empty() && options.device == "cpu"),
                  "[Accelerator] expected precision, accumulation, configuration and device on the command line of the "
                  "job, got them as options too; leave them out of AcceleratorOptions");
-  check();
-}
-
-void AcceleratorState::check() {
   LOCKSTEP_CHECK(
       options.even_batches,
       "[Accelerator] expected even_batches true, got false: ranks with fewer batches would leave the others waiting; "
       "leave it true, and set drop_last in the loader if no sample may be repeated");
-  const parallel::Plan& plan = job().plan();
+  const parallel::Plan& plan = job_->plan();
   LOCKSTEP_CHECK(plan.dp == world(), "[Accelerator] expected a plan of copies (dp, ZeRO), got ", to_string(plan),
                  "; train other plans with a Trainer");
 }
@@ -136,10 +135,9 @@ void AcceleratorState::join(optim::Optimizer& optimizer) {
                  "another Accelerator for a second");
   std::set<const void*> wanted;
   for (const Variable& p : optimizer.parameters()) wanted.insert(p.impl().get());
-  const auto found = std::find_if(models.begin(), models.end(), [&](const Model& model) {
-    size_t held = 0;
-    for (const Variable& p : model.module->parameters()) held += wanted.count(p.impl().get());
-    return held == wanted.size();
+  const auto found = std::ranges::find_if(models, [&](const Model& model) {
+    const auto is_wanted = [&](const Variable& p) { return wanted.count(p.impl().get()); };
+    return std::ranges::count_if(model.module->parameters(), is_wanted) == std::ssize(wanted);
   });
   LOCKSTEP_CHECK(
       found != models.end(),
@@ -155,9 +153,8 @@ void AcceleratorState::join(optim::Optimizer& optimizer) {
                  "the program has; create it in the program, and pass it to prepare()");
   clipping = engine->config().gradient_clipping;
   if (leads() && micro_batch > 0 && world() * engine->gradient_accumulation_steps() > 1)
-    std::cerr << "[accelerator] a step is " << world() << (world() == 1 ? " rank x " : " ranks x ")
-              << engine->gradient_accumulation_steps()
-              << (engine->gradient_accumulation_steps() == 1 ? " batch of " : " batches of ")
+    std::cerr << "[accelerator] a step is " << counted(world(), "rank") << " x "
+              << counted(engine->gradient_accumulation_steps(), "batch") << " of "
               << engine->train_micro_batch_size_per_gpu() << " = " << engine->train_batch_size() << " samples\n";
 }
 
@@ -169,13 +166,12 @@ std::shared_ptr<Dealing> AcceleratorState::deal(const data::Sampler& order, int6
     if (!engine || !engine->module().is_training()) return {};
     return {engine->gradient_accumulation_steps(), engine->config().zero_optimization.stage >= 2};
   };
-  Dealing made;
-  made.order = order;
-  made.micro = options.split_batches ? batch_size / world() : batch_size;
-  made.world = world(), made.rank = job().team().rank();
-  made.drop_last = drop_last;
-  made.rule = rule;
-  return std::make_shared<Dealing>(std::move(made));
+  return std::make_shared<Dealing>(Dealing{.order = order,
+                                           .micro = options.split_batches ? batch_size / world() : batch_size,
+                                           .world = world(),
+                                           .rank = job().team().rank(),
+                                           .drop_last = drop_last,
+                                           .rule = rule});
 }
 
 void AcceleratorState::keep(Kept one) {
@@ -240,12 +236,9 @@ void AcceleratorState::zero_grad() {
 void AcceleratorState::save(const std::string& folder) {
   engine::EngineBase& e = trained("save_state");
   forget_gone(kept);
-  Json mine(Json::Array{});
-  for (const Kept& one : kept) mine.push_back(one.state());
-  Json state(Json::Object{});
-  state["accelerator"] = std::move(mine);
-  if (job().autocast() == f16)
-    for (const auto& [name, value] : scaler.state()) state["scaler"][name] = value;
+  Json state(Json::Object{{"accelerator", Json::Array{}}});
+  for (const Kept& one : kept) state["accelerator"].push_back(one.state());
+  if (job().autocast() == f16) state["scaler"] = json_of(scaler.state());
   e.save_checkpoint(folder, {.client_state = state});
   e.wait_for_checkpoint();
 }
@@ -265,11 +258,8 @@ void AcceleratorState::load(const std::string& folder) {
                  theirs.size(), ", got ", mine, "; prepare and register the same ones");
   for (size_t i = 0; i < mine; ++i) kept[i].load(theirs[i]);
   unclaimed.assign(theirs.begin() + int64_t(mine), theirs.end());
-  if (const Json* numbers = state.find("scaler"); numbers && job().autocast() == f16) {
-    std::map<std::string, double> all;
-    for (const auto& [name, value] : numbers->as_object()) all[name] = value.as_number();
-    scaler.load_state(all);
-  }
+  if (const Json* numbers = state.find("scaler"); numbers && job().autocast() == f16)
+    scaler.load_state(numbers_of(*numbers));
 }
 
 }  // namespace accelerated
@@ -277,14 +267,10 @@ void AcceleratorState::load(const std::string& folder) {
 PreparedSchedule::PreparedSchedule(accelerated::Shared state, optim::Schedule& schedule)
     : state_(std::move(state)), schedule_(&schedule), taken_(std::make_shared<int64_t>(state_->updates())) {
   state_->keep({[schedule = schedule_, taken = taken_] {
-                  Json all(Json::Object{});
-                  for (const auto& [name, value] : schedule->state()) all[name] = value;
-                  return Json(Json::Object{{"taken", *taken}, {"state", all}});
+                  return Json(Json::Object{{"taken", *taken}, {"state", accelerated::json_of(schedule->state())}});
                 },
                 [schedule = schedule_, taken = taken_](const Json& json) {
-                  std::map<std::string, double> all;
-                  for (const auto& [name, value] : json.at("state").as_object()) all[name] = value.as_number();
-                  schedule->load_state(all);
+                  schedule->load_state(accelerated::numbers_of(json.at("state")));
                   *taken = json.at("taken").as_int();
                 },
                 schedule_});
@@ -305,11 +291,6 @@ bool PreparedSchedule::is_due() {
   return true;
 }
 
-Accelerator::Accelerator(AcceleratorOptions options)
-    : state_(std::make_shared<accelerated::AcceleratorState>(std::move(options))) {}
-Accelerator::Accelerator(TrainJob& job, AcceleratorOptions options)
-    : state_(std::make_shared<accelerated::AcceleratorState>(job, std::move(options))) {}
-
 void Accelerator::backward(const Variable& loss) {
   engine::EngineBase& e = state_->trained("backward");
   LOCKSTEP_CHECK(state_->holding || e.gradient_accumulation_steps() == 1,
@@ -317,10 +298,6 @@ void Accelerator::backward(const Variable& loss) {
                  e.gradient_accumulation_steps(), " batches make a step, got none");
   e.backward(loss);
   state_->pending = true;
-}
-
-bool Accelerator::sync_gradients() const {
-  return state_->trained("sync_gradients").is_gradient_accumulation_boundary();
 }
 
 double Accelerator::clip(double max_norm) {

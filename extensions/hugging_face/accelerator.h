@@ -57,14 +57,12 @@ struct Dealing {
   int64_t micro = 1, world = 1, rank = 0;
   bool drop_last = false;
   std::function<Rule()> rule;  ///< called at the start of each loop
+  int64_t samples = 0;         ///< of all ranks in the loop
+  Rule used = {};              ///< the rule of the loop
 
   std::vector<int64_t> deal(int64_t epoch);  ///< starts a loop; returns the indices of this rank's samples
   /// Returns how many samples each rank has in batch number `batch` of the loop, not counting padding.
   std::vector<int64_t> real(int64_t batch) const;
-
- private:
-  int64_t samples_ = 0;
-  Rule used_;
 };
 
 /// The batch that a loop is working on.
@@ -75,8 +73,8 @@ struct Loop {
 
 /// Shared by an Accelerator and everything that it prepared.
 struct AcceleratorState {
-  AcceleratorState(TrainJob& job, AcceleratorOptions options);
-  explicit AcceleratorState(AcceleratorOptions options);
+  /// job: that of the program; nullptr: joins or makes one.
+  explicit AcceleratorState(AcceleratorOptions options, TrainJob* job = nullptr);
   TrainJob& job() { return *job_; }                    ///< the job that this process belongs to
   int world() { return job_->mesh().world().size(); }  ///< number of ranks
   bool leads() { return job_->team().leads(); }        ///< true on rank 0
@@ -115,7 +113,6 @@ struct AcceleratorState {
   const AcceleratorOptions options;
 
  private:
-  void check();
   std::unique_ptr<Team> own_team_;
   std::unique_ptr<TrainJob> own_job_;
   TrainJob* job_;
@@ -139,11 +136,8 @@ template <class M> struct Holder {  ///< a model and its engine, once its optimi
   std::unique_ptr<engine::Engine<M>> engine;
 };
 
-template <class T> struct LoaderOf : std::false_type {};  ///< a true_type if T is a DataLoader
-template <class S, class B> struct LoaderOf<data::DataLoader<S, B>> : std::true_type {
-  using Sample = S;  ///< type of the DataLoader's samples
-  using Batch = B;   ///< type of the DataLoader's batches
-};
+template <class T> inline constexpr bool is_loader = false;  ///< true if T is a DataLoader
+template <class S, class B> inline constexpr bool is_loader<data::DataLoader<S, B>> = true;
 [[noreturn]] void refuse_thing(bool prepared);  ///< throws the Error for an argument that prepare() rejects
 
 }  // namespace accelerated
@@ -273,9 +267,11 @@ template <class T> struct Skipped { T* thing; };
 class Accelerator {
  public:
   /// Joins the job that the environment describes, unless the process has joined it already. Without one, trains alone.
-  explicit Accelerator(AcceleratorOptions options = {});
+  explicit Accelerator(AcceleratorOptions options = {})
+      : state_(std::make_shared<accelerated::AcceleratorState>(std::move(options))) {}
   /// Uses a program's job. The program's command line then sets precision, accumulation and configuration.
-  explicit Accelerator(TrainJob& job, AcceleratorOptions options = {});
+  explicit Accelerator(TrainJob& job, AcceleratorOptions options = {})
+      : state_(std::make_shared<accelerated::AcceleratorState>(std::move(options), &job)) {}
 
   /// Collective. Takes a model, its optimizer, loaders and schedules. Returns the prepared objects in the same order
   /// (several as a tuple). The arguments must exist while the prepared objects are used; the Accelerator itself may be
@@ -296,7 +292,8 @@ class Accelerator {
   }
   /// Backpropagates a mean loss, times the loss scale (fp16). Without loss scaling, loss.backward() does the same.
   void backward(const Variable& loss);
-  bool sync_gradients() const;  ///< true if the next optimizer.step() updates the parameters
+  /// True if the next optimizer.step() updates the parameters.
+  bool sync_gradients() const { return state_->trained("sync_gradients").is_gradient_accumulation_boundary(); }
   /// Limits the global gradient norm in the next step. Returns the norm of the last step, because the norm of the next
   /// step is known only in step(), once all ranks have reduced their gradients.
   template <class M> double clip_grad_norm_(const PreparedModel<M>&, double max_norm) { return clip(max_norm); }
@@ -311,9 +308,7 @@ class Accelerator {
   Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
-  bool is_main_process() const { return state_->leads(); }  ///< true on rank 0
-  /// True on the first rank of this machine.
-  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }
+  bool is_main_process() const { return state_->leads(); }           ///< true on rank 0
   int num_processes() const { return state_->world(); }              ///< number of ranks
   int process_index() const { return state_->job().team().rank(); }  ///< number of this rank
   Device device() const { return state_->job().device(); }           ///< device of this rank
@@ -351,7 +346,7 @@ class Accelerator {
                                   h->engine = std::make_unique<engine::Engine<T>>(*h->model, std::move(args));
                                   return h->engine.get();
                                 }});
-    } else if constexpr (accelerated::LoaderOf<T>::value) {
+    } else if constexpr (accelerated::is_loader<T>) {
       const auto& o = thing.options();
       const bool micro = o.sampler.template target<data::MicroBatchSampler>();
       LOCKSTEP_CHECK(o.world == 1 && !micro && !o.sampler.template target<data::DistributedSampler>(),
@@ -378,15 +373,13 @@ class Accelerator {
       return PreparedOptimizer(state_, thing);
     } else if constexpr (std::derived_from<T, optim::Schedule>) {
       return PreparedSchedule(state_, thing);
-    } else if constexpr (accelerated::LoaderOf<T>::value) {
+    } else if constexpr (accelerated::is_loader<T>) {
       const auto& o = thing.options();
       const int64_t n = thing.dataset()->size();
       const data::Sampler order = o.sampler   ? o.sampler
                                   : o.shuffle ? data::Sampler(data::RandomSampler(n, thing.seed()))
                                               : data::Sampler(data::SequentialSampler(n));
-      using Loader = accelerated::LoaderOf<T>;
-      return PreparedLoader<typename Loader::Sample, typename Loader::Batch>(
-          state_, thing, state_->deal(order, o.batch_size, o.drop_last));
+      return PreparedLoader(state_, thing, state_->deal(order, o.batch_size, o.drop_last));
     } else if constexpr (requires { *thing.thing; }) {
       return (*thing.thing);
     } else {

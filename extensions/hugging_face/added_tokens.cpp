@@ -5,38 +5,34 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "data/utf8.h"
 #include "extensions/hugging_face/unicode.h"
 
 namespace lockstep::data {
 namespace {
 
-bool space_at(std::string_view text, size_t at, size_t& bytes) {
-  const Char c = decode_utf8(text, at);
-  bytes = size_t(c.bytes);
-  return c.valid && class_of(c.code) == CharClass::space;
-}
-
 /// Returns the position at which the white space before `end` begins; not below `least`.
 size_t spaces_before(std::string_view text, size_t end, size_t least) {
   while (end > least) {
-    size_t start = end - 1, bytes;
-    while (start > least && end - start < 4 && (uint8_t(text[start]) & 0xc0) == 0x80) --start;
-    if (!space_at(text, start, bytes) || start + bytes != end) break;
-    end = start;
+    const Char c = last_character(text.substr(least, end - least));
+    if (class_of(c) != CharClass::space) break;
+    end -= size_t(c.bytes);
   }
   return end;
 }
 
 size_t spaces_after(std::string_view text, size_t at) {
-  for (size_t bytes; at < text.size() && space_at(text, at, bytes);) at += bytes;
+  while (at < text.size()) {
+    const Char c = decode_utf8(text, at);
+    if (class_of(c) != CharClass::space) break;
+    at += size_t(c.bytes);
+  }
   return at;
 }
 
 }  // namespace
 
 void AddedTokens::finish(const std::string& where) {
-  std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
+  std::ranges::sort(tokens_, {}, &AddedToken::text);
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const std::string& text = tokens_[i].text;
     LOCKSTEP_CHECK(!text.empty() && text.size() <= max_bytes, where, ": expected added tokens of 1 to ", max_bytes,
@@ -48,49 +44,33 @@ void AddedTokens::finish(const std::string& where) {
   make_nodes(where);
 }
 
-/// Builds the nodes breadth-first, so that a node's children are contiguous and its suffix link points to a node that
-/// exists already.
+/// Builds the nodes breadth-first, so that a node's suffix link points to a node that is complete already.
 void AddedTokens::make_nodes(const std::string& where) {
-  struct Range {
-    uint32_t first, last;  // indices into `order`: the tokens with this node's suffix
-  };
-  std::vector<uint32_t> order(tokens_.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto byte_of = [&](uint32_t token, size_t depth) {
-    const std::string& text = tokens_[token].text;
-    return uint8_t(text[text.size() - 1 - depth]);
-  };
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    const std::string &x = tokens_[a].text, &y = tokens_[b].text;
-    return std::lexicographical_compare(x.rbegin(), x.rend(), y.rbegin(), y.rend(),
-                                        [](char c, char d) { return uint8_t(c) < uint8_t(d); });
-  });
-  std::vector<Range> ranges{{0, uint32_t(order.size())}};
-  nodes_.assign(1, {});
-  for (size_t begin = 0, end = 1, depth = 0; begin < end; begin = end, end = nodes_.size(), ++depth) {
-    LOCKSTEP_CHECK(end <= max_nodes, where, ": expected added tokens of at most ", max_nodes,
-                   " bytes together, with endings that they share counted once; leave some out");
-    for (size_t at = begin; at < end; ++at) {
-      auto [first, last] = ranges[at];
-      if (first < last && tokens_[order[first]].text.size() == depth) nodes_[at].token = int32_t(order[first++]);
-      else nodes_[at].token = nodes_[nodes_[at].shorter].token;
-      nodes_[at].child = uint32_t(nodes_.size());
-      for (uint32_t next; first < last; first = next) {
-        const uint8_t byte = byte_of(order[first], depth);
-        for (next = first + 1; next < last && byte_of(order[next], depth) == byte;) ++next;
-        nodes_.push_back({.shorter = at == 0 ? 0 : step(nodes_[at].shorter, byte), .byte = byte});
-        ranges.push_back({first, next});
-        ++nodes_[at].children;
+  std::vector<uint32_t> longer(tokens_.size()), at(tokens_.size());  // longer: tokens of more than `depth` bytes
+  std::iota(longer.begin(), longer.end(), 0);
+  for (size_t depth = 0; !longer.empty(); ++depth) {
+    for (const uint32_t token : longer) {
+      const std::string& text = tokens_[token].text;
+      const uint8_t byte = uint8_t(text.rbegin()[ptrdiff_t(depth)]);
+      int32_t next = children_.find(at[token], byte);
+      if (next < 0) {
+        LOCKSTEP_CHECK(nodes_.size() < max_nodes, where, ": expected added tokens of at most ", max_nodes,
+                       " bytes together, with endings that they share counted once; leave some out");
+        next = int32_t(nodes_.size());
+        const uint32_t shorter = at[token] == 0 ? 0 : step(nodes_[at[token]].shorter, byte);
+        nodes_.push_back({shorter, nodes_[shorter].token});
+        children_.add(at[token], byte, next);
       }
+      at[token] = uint32_t(next);
+      if (text.size() == depth + 1) nodes_[at[token]].token = int32_t(token);
     }
+    std::erase_if(longer, [&](uint32_t token) { return tokens_[token].text.size() == depth + 1; });
   }
 }
 
 uint32_t AddedTokens::step(uint32_t at, uint8_t byte) const {
   for (;; at = nodes_[at].shorter) {
-    const Node *const first = nodes_.data() + nodes_[at].child, *const last = first + nodes_[at].children;
-    const Node* const found = std::lower_bound(first, last, byte, [](const Node& n, uint8_t b) { return n.byte < b; });
-    if (found != last && found->byte == byte) return uint32_t(found - nodes_.data());
+    if (const int32_t next = children_.find(at, byte); next >= 0) return uint32_t(next);
     if (at == 0) return 0;
   }
 }
@@ -107,9 +87,9 @@ std::vector<AddedTokens::Found> AddedTokens::longest_everywhere(std::string_view
 }
 
 bool AddedTokens::takes_spaces() const {
-  for (const AddedToken& token : tokens_)
-    if (token.right || token.text.find_first_of(" \n") != token.text.npos) return true;
-  return false;
+  return std::ranges::any_of(tokens_, [](const AddedToken& token) {
+    return token.right || token.text.find_first_of(" \n") != token.text.npos;
+  });
 }
 
 void AddedTokens::cut(std::string_view text, bool parse_special,

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "extensions/hugging_face/merges.h"
+
 namespace lockstep::data {
 
 /// An added token, with the flags that Hugging Face's tokenizers give it.
@@ -37,13 +39,10 @@ class AddedTokens {
   bool takes_spaces() const;
 
  private:
-  /// A node of the automaton stands for a text with which one or more tokens end. A child has one more byte in front.
+  /// A node of the automaton stands for a text with which one or more tokens end.
   struct Node {
-    uint32_t child = 0;    // index of the first child; children are contiguous
     uint32_t shorter = 0;  // suffix link: the longest proper prefix of this node's text that is also a node
     int32_t token = -1;    // the longest token that begins where this node's text begins, or -1
-    uint16_t children = 0;
-    uint8_t byte = 0;
   };
   struct Found {
     size_t start;
@@ -55,8 +54,9 @@ class AddedTokens {
   /// For each byte at which tokens begin, the longest of these tokens; in descending order of position.
   std::vector<Found> longest_everywhere(std::string_view text) const;
 
-  std::vector<AddedToken> tokens_;  // sorted by text
-  std::vector<Node> nodes_;         // nodes_[0] is the root, the empty text
+  std::vector<AddedToken> tokens_;                  // sorted by text
+  std::vector<Node> nodes_ = std::vector<Node>(1);  // nodes_[0] is the root, the empty text
+  PairMap children_;                                // (node, byte): the node whose text has this byte in front
   bool ends_[256] = {};
 };
 

@@ -2,8 +2,6 @@
 #include "extensions/hugging_face/bpe.h"
 
 #include "base/printable.h"
-#include "data/utf8.h"
-#include "extensions/hugging_face/nfc.h"
 #include "extensions/hugging_face/unicode.h"
 
 namespace lockstep::data {
@@ -47,11 +45,7 @@ size_t BpeTokenizer::last_cut(std::string_view text) const {
     if (step.kind != Normalizer::Kind::nfc) return 0;
   for (size_t at = text.size(); at-- > 1;) {
     if (text[at] != ' ' && text[at] != '\n') continue;
-    size_t start = at - 1;
-    while (start > 0 && at - start < 4 && (uint8_t(text[start]) & 0xc0) == 0x80) --start;
-    const Char c = decode_utf8(text, start);
-    if (!c.valid || start + size_t(c.bytes) != at) continue;
-    const CharClass kind = class_of(c.code);
+    const CharClass kind = class_of(last_character(text.substr(0, at)));
     if (kind == CharClass::letter || kind == CharClass::number) return at;
   }
   return 0;
@@ -162,19 +156,14 @@ std::string_view BpeTokenizer::token_bytes(int32_t id) const {
   LOCKSTEP_CHECK(id >= 0 && size_t(id) < tokens_.size(), "[tokenizer] expected ids from 0 to ",
                  int64_t(tokens_.size()) - 1, ", got ", id, "; give ids that this tokenizer made");
   LOCKSTEP_CHECK(knows(id), "[tokenizer] the vocabulary has no token with id ", id, "; use ids that encode() returned");
-  return tokens_[size_t(id)];
-}
-
-bool BpeTokenizer::is_special(int32_t id) const {
-  return id >= 0 && size_t(id) < special_.size() && special_[size_t(id)];
+  return tokens_[size_t(id)].text;
 }
 
 int32_t BpeTokenizer::special(const std::string& token) const {
   if (const auto found = added_.find(token); found != added_.end()) return found->second;
   std::string all;
-  for (const auto& [name, id] : added_) {
+  for (const auto& [name, id] : added_)
     if (all.size() < 500) all += (all.empty() ? "" : ", ") + name;
-  }
   fail(str("[tokenizer] no special token ", token, "; ",
            all.empty() ? "add it to added_tokens" : "there are: " + all + "; name one of these"));
 }

@@ -41,10 +41,10 @@ class BpeTokenizer : public Tokenizer {
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
-  bool knows(int64_t id) const override { return id >= 0 && id < vocab_size() && known_[size_t(id)]; }
+  bool knows(int64_t id) const override { return id >= 0 && id < vocab_size() && tokens_[size_t(id)].known; }
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const override;
   std::string_view token_bytes(int32_t id) const override;
-  bool is_special(int32_t id) const override;
+  bool is_special(int32_t id) const override { return knows(id) && tokens_[size_t(id)].special; }
   size_t last_cut(std::string_view text) const override;
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
@@ -79,6 +79,10 @@ class BpeTokenizer : public Tokenizer {
     int strip = 0;
     std::vector<int32_t> before, after;  // ids put before and after a text
   };
+  struct Token {
+    std::string text;
+    bool known = false, special = false;  // known: the id exists; ids may have gaps
+  };
   struct Ends {
     uint32_t first, last;  // a token's first and last character: code points, or bytes if byte-level
   };
@@ -91,8 +95,7 @@ class BpeTokenizer : public Tokenizer {
   void add_vocab(const Json& vocab, const std::string& where);
   void add_merge(const std::string& both, const std::string& where);
   void add_merge(const std::string& first, const std::string& second, const std::string& where);
-  void add_tokens(const Json& file, const std::string& where);
-  void add_token(const Json& token, const std::string& where);
+  void add_tokens(const Json& file, const std::string& origin);
   void add_token(AddedToken token, bool normalized, const std::string& where);
   void set_token(int64_t id, std::string text, const std::string& where);
   void finish(const std::string& where);
@@ -109,8 +112,7 @@ class BpeTokenizer : public Tokenizer {
 
   Rules rules_;
   std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>> ids_;  // vocabulary, keyed by bytes or text
-  std::vector<std::string> tokens_;                                          // text of each id
-  std::vector<bool> known_, special_;  // known_[id]: the id exists; ids may have gaps
+  std::vector<Token> tokens_;                                                // by id
   std::vector<Ends> ends_;
   std::map<std::string, int32_t> added_;  // ids of added tokens by name
   AddedTokens cut_first_, cut_normalized_;

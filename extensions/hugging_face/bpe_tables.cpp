@@ -1,10 +1,12 @@
 // The tables of BpeTokenizer: vocabulary, merges, added tokens. All names are checked; Errors name file and key.
-#include <algorithm>
+#include <charconv>
 
+#include "base/classic_text.h"
+#include "base/suggest.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "data/utf8.h"
 #include "extensions/hugging_face/bpe.h"
+#include "extensions/hugging_face/unicode.h"
 
 namespace lockstep::data {
 namespace {
@@ -28,14 +30,9 @@ int byte_of(uint32_t code) {
 
 /// The byte that a token such as "<0xC3>" stands for, or -1.
 int byte_token(const std::string& token) {
-  if (token.size() != 6 || token.rfind("<0x", 0) != 0 || token[5] != '>') return -1;
-  int value = 0;
-  for (const char c : {token[3], token[4]}) {
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-    if (digit < 0) return -1;
-    value = value * 16 + digit;
-  }
-  return value;
+  int value = -1;
+  if (token.size() == 6) std::from_chars(&token[3], &token[5], value, 16);
+  return value >= 0 && token == format("<0x%02X>", unsigned(value)) ? value : -1;
 }
 
 }  // namespace
@@ -59,9 +56,7 @@ bool BpeTokenizer::spell(const std::string& token, std::string& text) const {
 BpeTokenizer::Ends BpeTokenizer::ends_of(std::string_view text) const {
   if (text.empty()) return {};
   if (rules_.byte_level) return {uint8_t(text.front()), uint8_t(text.back())};
-  size_t last = text.size() - 1;
-  while (last > 0 && (uint8_t(text[last]) & 0xc0) == 0x80) --last;
-  return {decode_utf8(text, 0).code, decode_utf8(text, last).code};
+  return {decode_utf8(text, 0).code, last_character(text).code};
 }
 
 std::optional<int32_t> BpeTokenizer::id_of(const std::string& token) const {
@@ -73,16 +68,13 @@ std::optional<int32_t> BpeTokenizer::id_of(const std::string& token) const {
 
 void BpeTokenizer::set_token(int64_t id, std::string text, const std::string& where) {
   LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
-  if (size_t(id) >= tokens_.size()) {
+  if (id >= vocab_size()) {
     tokens_.resize(size_t(id) + 1);
-    known_.resize(size_t(id) + 1);
-    special_.resize(size_t(id) + 1);
     ends_.resize(size_t(id) + 1);
   }
-  LOCKSTEP_CHECK(!known_[size_t(id)], where, ": id ", id, " is used twice; give each token its own");
+  LOCKSTEP_CHECK(!knows(id), where, ": id ", id, " is used twice; give each token its own");
   ends_[size_t(id)] = ends_of(text);
-  tokens_[size_t(id)] = std::move(text);
-  known_[size_t(id)] = true;
+  tokens_[size_t(id)] = {.text = std::move(text), .known = true};
 }
 
 void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
@@ -99,10 +91,10 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
 }
 
 void BpeTokenizer::add_merge(const std::string& both, const std::string& where) {
-  const size_t space = both.find(' ');
-  LOCKSTEP_CHECK(space != both.npos && both.find(' ', space + 1) == both.npos, where,
-                 ": expected two tokens with a space between, got \"", both, "\"; correct the file");
-  add_merge(both.substr(0, space), both.substr(space + 1), where);
+  const std::vector<std::string> parts = split(both, ' ');
+  LOCKSTEP_CHECK(parts.size() == 2, where, ": expected two tokens with a space between, got \"", both,
+                 "\"; correct the file");
+  add_merge(parts[0], parts[1], where);
 }
 
 void BpeTokenizer::add_merge(const std::string& first, const std::string& second, const std::string& where) {
@@ -128,42 +120,40 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   const std::optional<int32_t> there = id_of(name);
   LOCKSTEP_CHECK(!there || *there == id, where, ": token \"", name, "\" has id ", id, " here, and ", *there,
                  " in the vocabulary or before; give it one id");
-  if (!there && id >= 0 && size_t(id) < known_.size() && known_[size_t(id)])
-    LOCKSTEP_CHECK(tokens_[size_t(id)] == name, where, ": id ", id, " is used twice, for \"", tokens_[size_t(id)],
-                   "\" and \"", name, "\"; give each its own");
+  if (!there && knows(id))
+    LOCKSTEP_CHECK(tokens_[size_t(id)].text == name, where, ": id ", id, " is used twice, for \"",
+                   tokens_[size_t(id)].text, "\" and \"", name, "\"; give each its own");
   else if (!there) set_token(id, name, where);
-  special_[size_t(id)] = special_[size_t(id)] || token.special;
+  tokens_[size_t(id)].special |= token.special;
   added_.emplace(name, int32_t(id));
   if (!normalized) return cut_first_.add(std::move(token));
   token.text = normalize(name);
   // An added token that is also in the vocabulary keeps the vocabulary's bytes: byte-level files write every byte as a
   // character, so "é" may stand for one byte in the UTF-8 of another character.
-  if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
+  if (!there || !rules_.byte_level) tokens_[size_t(id)].text = token.text;
   cut_normalized_.add(std::move(token));
 }
 
-void BpeTokenizer::add_tokens(const Json& file, const std::string& where) {
+void BpeTokenizer::add_tokens(const Json& file, const std::string& origin) {
   const Json* const added = file.find("added_tokens");
+  if (!added || added->is_null()) return;
   int64_t index = 0;
-  if (added && !added->is_null())
-    for (const Json& token : added->as_array(where + ": added_tokens"))
-      add_token(token, str(where, ": added_tokens[", index++, "]"));
-}
-
-void BpeTokenizer::add_token(const Json& token, const std::string& where) {
-  const auto flag = [&](const char* key) {
-    const Json* value = token.find(key);
-    return value && !value->is_null() && value->as_bool(where + "." + key);
-  };
-  LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; set it to false");
-  const int64_t id = token.at("id", where).as_int(where + ".id");
-  LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
-  add_token({.text = token.at("content", where).as_string(where + ".content"),
-             .id = int32_t(id),
-             .special = flag("special"),
-             .left = flag("lstrip"),
-             .right = flag("rstrip")},
-            flag("normalized"), where);
+  for (const Json& token : added->as_array(origin + ": added_tokens")) {
+    const std::string where = str(origin, ": added_tokens[", index++, "]");
+    const auto flag = [&](const char* key) {
+      const Json* value = token.find(key);
+      return value && !value->is_null() && value->as_bool(where + "." + key);
+    };
+    LOCKSTEP_CHECK(!flag("single_word"), where, ": single_word true is not supported; set it to false");
+    const int64_t id = token.at("id", where).as_int(where + ".id");
+    LOCKSTEP_CHECK(id >= 0 && id <= max_id, where, ": expected an id from 0 to ", max_id, ", got ", id, "; correct it");
+    add_token({.text = token.at("content", where).as_string(where + ".content"),
+               .id = int32_t(id),
+               .special = flag("special"),
+               .left = flag("lstrip"),
+               .right = flag("rstrip")},
+              flag("normalized"), where);
+  }
 }
 
 /// Builds the lookup tables and the decoded texts. Call it after all tokens are added.
@@ -176,9 +166,9 @@ void BpeTokenizer::finish(const std::string& where) {
     if (byte >= 0) byte_ids_[size_t(byte)] = id;
     if (const Char c = decode_utf8(text, 0); c.valid && size_t(c.bytes) == text.size()) character_ids_[c.code] = id;
   }
-  for (std::string& token : tokens_) {
-    if (!rules_.decode_from.empty()) token = replaced(token, rules_.decode_from, rules_.decode_to);
-    if (const int byte = rules_.decode_bytes ? byte_token(token) : -1; byte >= 0) token = std::string(1, char(byte));
+  for (Token& token : tokens_) {
+    if (!rules_.decode_from.empty()) token.text = replaced(token.text, rules_.decode_from, rules_.decode_to);
+    if (const int byte = rules_.decode_bytes ? byte_token(token.text) : -1; byte >= 0) token.text = char(byte);
   }
 }
 
@@ -191,16 +181,14 @@ BpeTokenizer BpeTokenizer::from_files(const std::string& vocab_path, const std::
 BpeTokenizer BpeTokenizer::from_vocab(const Json& file, const std::string& vocab_path, const std::string& merges_path) {
   BpeTokenizer result;
   const Json& vocab = file.at("model").at("vocab");
-  const std::string text = read_file(merges_path, max_vocab_bytes), where = "[tokenizer] " + vocab_path;
+  std::vector<std::string> lines = split(read_file(merges_path, max_vocab_bytes), '\n');
+  const std::string where = "[tokenizer] " + vocab_path;
   result.add_vocab(vocab, where);
   int line_number = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    std::string line = text.substr(at, end - at);
-    at = end + 1;
+  for (std::string& line : lines) {
     ++line_number;
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (line.empty() || line.rfind("#version", 0) == 0) continue;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.empty() || line.starts_with("#version")) continue;
     result.add_merge(line, str("[tokenizer] ", merges_path, ":", line_number));
   }
   result.add_tokens(file, where);

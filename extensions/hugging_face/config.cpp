@@ -10,39 +10,14 @@ namespace lockstep::nn {
 
 using data::Json;
 
-int64_t ConfigReader::integer(const char* key, int64_t otherwise, int64_t least, int64_t greatest) const {
-  const Json* value = find(key);
-  const int64_t n = value ? value->as_int(where_ + ": " + key) : otherwise;
-  LOCKSTEP_CHECK(n >= least && n <= greatest, where_, ": ", key, ": expected a number from ", least, " to ", greatest,
-                 ", got ", n, "; correct the file");
-  return n;
-}
-
-double ConfigReader::number(const char* key, double otherwise, double least) const {
-  const Json* value = find(key);
-  const double n = value ? value->as_number(where_ + ": " + key) : otherwise;
-  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n, "; correct the file");
-  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n, "; correct the file");
-  return n;
-}
-
-bool ConfigReader::flag(const char* key, bool otherwise) const {
-  const Json* value = find(key);
-  return value ? value->as_bool(where_ + ": " + key) : otherwise;
-}
-
-std::string ConfigReader::word(const char* key, const std::string& otherwise) const {
-  const Json* value = find(key);
-  return value ? value->as_string(where_ + ": " + key) : otherwise;
-}
-
 namespace {
 
 const std::string gelu_names[] = {"gelu_new", "gelu"};  // tanh form, erf form
 
 /// A Llama-like model type: Transformers' default sizes, and the differences between the types.
 struct Family {
-  const char *type, *architecture;
+  std::string_view type;
+  const char* architecture;
   int64_t inner, kv_heads, vocab, context;
   bool query_bias;  ///< true: q, k and v have biases, the other Linears none; false: no biases
 };
@@ -74,26 +49,117 @@ GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
                  ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'; use another model");
-  LOCKSTEP_CHECK(c.integer("n_embd", 768) % c.integer("n_head", 12) == 0, c.where(),
-                 ": n_head: expected a number that divides n_embd ", c.integer("n_embd", 768), ", got ",
-                 c.integer("n_head", 12), "; correct the file");
+  const int64_t width = c.integer("n_embd", 768), heads = c.integer("n_head", 12);
+  LOCKSTEP_CHECK(width % heads == 0, c.where(), ": n_head: expected a number that divides n_embd ", width, ", got ",
+                 heads, "; correct the file");
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
                  ": scale_attn_weights false is not supported; use a model with true");
   return {.vocab = c.integer("vocab_size", 50257),
           .context = c.integer("n_positions", 1024),
           .layers = c.integer("n_layer", 12, 1, 100'000),
-          .width = c.integer("n_embd", 768),
-          .heads = c.integer("n_head", 12),
+          .width = width,
+          .heads = heads,
           .inner = c.integer("n_inner", 0, 0),
           .norm_eps = c.number("layer_norm_epsilon", 1e-5, 0),
           .gelu = gelu == gelu_names[0] ? Gelu::tanh : Gelu::erf,
           .tied = c.flag("tie_word_embeddings", true)};
 }
 
+// Rotary positions: rope_theta and rope_scaling (Transformers 4), rope_parameters (Transformers 5).
+
+using Scaling = Rope::Scaling;
+
+constexpr std::string_view scaling_names[] = {"default", "linear", "dynamic", "yarn", "llama3"};
+
+/// Reads the object under rope_parameters or rope_scaling; keys that it lacks are looked up in `config`.
+Rope rope_of(const Json& object, const std::string& where, const ConfigReader& config, int64_t max_position) {
+  LOCKSTEP_CHECK(object.is_object(), where, ": expected an object, got ", object.kind(), "; correct the file");
+  for (const auto& [key, value] : object.as_object())
+    LOCKSTEP_CHECK(!value.is_object(), where, ": ", key,
+                   ": positions per kind of layer are not supported; use a model with one rope_type for all layers");
+  const ConfigReader c(object, where);
+  const std::string type = c.word("rope_type", c.word("type", "default"));
+  LOCKSTEP_CHECK(!c.find("type") || c.word("type", "") == type, where, ": expected rope_type and type to agree, got '",
+                 type, "' and '", c.word("type", ""), "'; correct the file");
+  const auto* const known = std::ranges::find(scaling_names, type);
+  LOCKSTEP_CHECK(known != std::end(scaling_names), where, ": rope_type '", type,
+                 "' is not supported; use a model with default, linear, dynamic, yarn or llama3");
+  const auto beside = [&](const char* key) { return c.find(key) ? c : config; };
+  const double base = c.number("rope_theta", config.number("rope_theta", 10000));
+  LOCKSTEP_CHECK(!c.find("rope_theta") || !config.find("rope_theta") || config.number("rope_theta", 0) == base, where,
+                 ": expected the rope_theta beside it, ", config.number("rope_theta", 0), ", got ", base,
+                 "; remove one of the two");
+  Rope rope{.base = base, .scaling = Scaling(known - std::begin(scaling_names))};
+  const double partial = beside("partial_rotary_factor").number("partial_rotary_factor", 1);
+  LOCKSTEP_CHECK(partial == 1, where, ": partial_rotary_factor ", partial,
+                 " is not supported: Transformers rotates whole heads of these models; leave it out");
+  if (rope.scaling == Scaling::none) return rope;
+  const char* const original = "original_max_position_embeddings";
+  if (rope.scaling == Scaling::dynamic) rope.original_context = max_position;
+  else if (rope.scaling != Scaling::linear) rope.original_context = beside(original).integer(original, max_position);
+  if (rope.scaling == Scaling::yarn) rope.factor = double(max_position) / double(rope.original_context);
+  else LOCKSTEP_CHECK(c.find("factor"), where, ": expected a factor for rope_type '", type, "', there is none; add it");
+  rope.factor = c.number("factor", rope.factor, 1);
+  if (rope.scaling == Scaling::llama3) {
+    for (const char* key : {"low_freq_factor", "high_freq_factor"})
+      LOCKSTEP_CHECK(c.find(key), where, ": expected a ", key, " for rope_type 'llama3', there is none; add it");
+    rope.low_freq_factor = c.number("low_freq_factor", 1), rope.high_freq_factor = c.number("high_freq_factor", 4);
+  }
+  if (rope.scaling != Scaling::yarn) return rope;
+  const auto or_usual = [&](const char* key, double usual) {
+    const double value = c.number(key, usual);
+    return value == 0 ? usual : value;  // Transformers replaces 0, too
+  };
+  rope.beta_fast = or_usual("beta_fast", 32), rope.beta_slow = or_usual("beta_slow", 1);
+  rope.truncate = c.flag("truncate", true);
+  if (c.find("attention_factor")) rope.attention_factor = c.number("attention_factor", 1);
+  const double mscale = c.number("mscale", 0), all = c.number("mscale_all_dim", 0);
+  const auto scaled = [&](double by) { return rope.factor <= 1 ? 1 : 0.1 * by * std::log(rope.factor) + 1; };
+  if (!rope.attention_factor && mscale != 0 && all != 0) rope.attention_factor = scaled(mscale) / scaled(all);
+  return rope;
+}
+
+/// Reads rope_parameters, or rope_theta and rope_scaling. Error if both are present and differ.
+Rope rope_from(const ConfigReader& config, int64_t max_position) {
+  const auto at = [&](const char* key) {
+    return rope_of(*config.find(key), config.where() + ": " + key, config, max_position);
+  };
+  const bool parameters = config.find("rope_parameters"), scaling = config.find("rope_scaling");
+  if (!parameters && !scaling) return rope_of(Json::Object{}, config.where(), config, max_position);
+  if (!parameters || !scaling) return at(parameters ? "rope_parameters" : "rope_scaling");
+  const Rope one = at("rope_parameters"), other = at("rope_scaling");
+  LOCKSTEP_CHECK(one == other, config.where(),
+                 ": rope_parameters and rope_scaling are both given, and differ; remove one of them");
+  return one;
+}
+
+/// Writes rope_parameters, rope_theta and rope_scaling.
+void add_rope(Json& config, const Rope& rope, int64_t context) {
+  Json scaling(Json::Object{});
+  scaling["rope_type"] = std::string(scaling_names[int(rope.scaling)]);
+  if (rope.scaling != Scaling::none) scaling["factor"] = rope.factor;
+  if (rope.scaling == Scaling::llama3 || rope.scaling == Scaling::yarn)
+    scaling["original_max_position_embeddings"] = rope.original_context > 0 ? rope.original_context : context;
+  if (rope.scaling == Scaling::llama3) {
+    scaling["low_freq_factor"] = rope.low_freq_factor;
+    scaling["high_freq_factor"] = rope.high_freq_factor;
+  }
+  if (rope.scaling == Scaling::yarn) {
+    scaling["beta_fast"] = rope.beta_fast;
+    scaling["beta_slow"] = rope.beta_slow;
+    scaling["truncate"] = rope.truncate;
+    if (rope.attention_factor) scaling["attention_factor"] = *rope.attention_factor;
+  }
+  config["rope_theta"] = rope.base;
+  config["rope_scaling"] = rope.scaling == Scaling::none ? Json() : scaling;
+  scaling["rope_theta"] = rope.base;
+  config["rope_parameters"] = scaling;
+}
+
 /// Reads sliding windows. Mistral has them in all blocks, Qwen 2 in the blocks from max_window_layers on. If the config
 /// has layer_types, they decide instead. A window that is not shorter than the context is dropped.
 void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
-  const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
+  const bool mistral = f.type == "mistral", qwen2 = f.query_bias;
   const Json* const types = c.find("layer_types");
   if (!mistral && !qwen2) {
     for (const Json& type : types ? types->as_array(c.where() + ": layer_types") : Json::Array())
@@ -107,10 +173,10 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   int64_t from = mistral ? 0 : c.integer("max_window_layers", 28, 0);
   if (types) {
     const Json::Array& all = types->as_array(c.where() + ": layer_types");
-    const auto has_window = [](const Json& type) { return type == Json("sliding_attention"); };
-    const auto first = std::find_if(all.begin(), all.end(), has_window);
-    LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
-                       std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
+    const auto first = std::ranges::find(all, Json("sliding_attention"));
+    LOCKSTEP_CHECK(int64_t(all.size()) == o.layers &&
+                       std::count(first, all.end(), Json("sliding_attention")) == all.end() - first &&
+                       std::count(all.begin(), first, Json("full_attention")) == first - all.begin(),
                    c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
                    " layers and 'sliding_attention' for the rest, got ", types->dump().substr(0, 200),
                    "; use another model");
@@ -131,9 +197,8 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  " of num_attention_heads, got ", kv_heads, "; correct the file");
   const bool is_llama = &f == families;
   LOCKSTEP_CHECK((c.find("head_dim") && !is_llama) || width % heads == 0, c.where(),
-                 ": num_attention_heads: expected a number that "
-                 "divides hidden_size ",
-                 width, is_llama ? "" : ", or a head_dim", ", got ", heads, "; correct the file");
+                 ": num_attention_heads: expected a number that divides hidden_size ", width,
+                 is_llama ? "" : ", or a head_dim", ", got ", heads, "; correct the file");
   const int64_t head_size = c.integer("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: expected 1 to ",
                  int64_t(1) << 24, " features of all heads together, got ", heads, " heads of ", head_size,
@@ -171,8 +236,7 @@ GPT::Options options_from_config(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind(), "; fetch the file again");
   const ConfigReader c(config, path);
   const std::string type = c.word("model_type", "gpt2");
-  const auto* family =
-      std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
+  const auto* const family = std::ranges::find(families, type, &Family::type);
   LOCKSTEP_CHECK(family != std::end(families) || type == "gpt2", path,
                  ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'; use another model");
   check_built(c);
@@ -233,7 +297,7 @@ Json llama_config(const GPT::Options& o) {
   const int64_t context = dynamic && o.rope->original_context > 0 ? o.rope->original_context : o.context;
   Json config(Json::Object{});
   config["architectures"] = Json::Array{Json(f.architecture)};
-  config["model_type"] = f.type;
+  config["model_type"] = std::string(f.type);
   config["hidden_act"] = "silu";
   config["vocab_size"] = o.vocab;
   config["max_position_embeddings"] = context;
@@ -251,7 +315,7 @@ Json llama_config(const GPT::Options& o) {
   if (f.query_bias && o.window > 0) config["max_window_layers"] = o.window_from;
   for (int64_t i = 0; !f.query_bias && o.window_from > 0 && i < o.layers; ++i)
     config["layer_types"].push_back(i < o.window_from ? "full_attention" : "sliding_attention");
-  if (f.type == std::string("llama"))
+  if (f.type == "llama")
     config["attention_bias"] = o.bias && o.attention_bias, config["mlp_bias"] = o.bias && o.mlp_bias;
   add_rope(config, *o.rope, context);
   return config;

@@ -50,7 +50,7 @@ Shape shape_there(const Shape& ours, const PretrainedPiece& piece) {
 
 /// Error, in one line, for tensors that are missing, have the wrong shape or are unknown; names at most five of each.
 void check_weights(const Weights& weights, const GPT::Options& o, const std::vector<NamedParameter>& parameters) {
-  std::vector<std::string> missing, wrong, unknown;
+  std::vector<std::string> missing, wrong, unknown = weights.names();
   std::set<std::string> known;
   for (const NamedParameter& p : parameters) {
     for (const PretrainedPiece& piece : pretrained_pieces(o, p.name)) {
@@ -66,12 +66,10 @@ void check_weights(const Weights& weights, const GPT::Options& o, const std::vec
     }
   }
   const std::string prefix = pretrained_prefix(o);
-  const auto is_known = [&](const std::string& name) {
-    return known.count(name) > 0 || known.count(prefix + name) > 0 || is_no_weight(name) ||
+  std::erase_if(unknown, [&](const std::string& name) {
+    return known.count(name) || known.count(prefix + name) || is_no_weight(name) ||
            (o.tied && name == "lm_head.weight");
-  };
-  for (const std::string& name : weights.names())
-    if (!is_known(name)) unknown.push_back(name);
+  });
   const auto list = [](const std::vector<std::string>& all) {
     std::string text;
     for (size_t i = 0; i < std::min<size_t>(all.size(), 5); ++i) text += (i ? ", " : "") + all[i];

@@ -1,22 +1,18 @@
 // Cuts text into words by the rules of the known regular expressions. See split_words.h.
 #include "extensions/hugging_face/split_words.h"
 
-#include "data/utf8.h"
+#include <algorithm>
+
 #include "extensions/hugging_face/unicode.h"
 
 namespace lockstep::data {
 namespace {
 
-struct Expression {
-  WordPattern pattern;
-  const char* text;
-};
-constexpr Expression expressions[] = {
-    {WordPattern::gpt2, R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)"},
-    {WordPattern::llama3,
-     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
-    {WordPattern::qwen2,
-     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
+// In the order of WordPattern.
+constexpr const char* expressions[] = {
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
 };
 
 constexpr std::string_view endings[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
@@ -24,7 +20,7 @@ constexpr std::string_view endings[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "
 CharClass class_at(std::string_view text, size_t at, int& bytes) {
   const Char c = decode_utf8(text, at);
   bytes = c.bytes;
-  return c.valid ? class_of(c.code) : CharClass::other;
+  return class_of(c);
 }
 
 bool is_line_end(char c) { return c == '\r' || c == '\n'; }
@@ -45,15 +41,9 @@ size_t ending_at(std::string_view text, size_t at, bool any_case) {
   if (text[at] != '\'') return at;
   constexpr std::string_view long_s = "'\u017f";
   if (any_case && text.substr(at, long_s.size()) == long_s) return at + long_s.size();
-  for (const std::string_view ending : endings) {
-    if (at + ending.size() > text.size()) continue;
-    bool same = true;
-    for (size_t i = 1; i < ending.size(); ++i) {
-      const char c = text[at + i];
-      same = same && (any_case && c >= 'A' && c <= 'Z' ? char(c + 32) : c) == ending[i];
-    }
-    if (same) return at + ending.size();
-  }
+  const auto lower = [&](char c) { return any_case && c >= 'A' && c <= 'Z' ? char(c + 32) : c; };
+  for (const std::string_view ending : endings)
+    if (std::ranges::equal(text.substr(at, ending.size()), ending, {}, lower)) return at + ending.size();
   return at;
 }
 
@@ -107,12 +97,11 @@ size_t llama_word(std::string_view text, size_t at, int digits) {
 
 }  // namespace
 
-const char* to_string(WordPattern pattern) { return expressions[size_t(pattern)].text; }
+const char* to_string(WordPattern pattern) { return expressions[size_t(pattern)]; }
 
 std::optional<WordPattern> word_pattern(std::string_view expression) {
-  for (const Expression& known : expressions)
-    if (expression == known.text) return known.pattern;
-  return std::nullopt;
+  const auto* const found = std::ranges::find(expressions, expression);
+  return found == std::end(expressions) ? std::nullopt : std::optional(WordPattern(found - expressions));
 }
 
 size_t word_end(WordPattern pattern, std::string_view text, size_t at) {

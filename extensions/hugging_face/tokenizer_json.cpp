@@ -24,16 +24,6 @@ void expect_neutral(const Json& settings, std::initializer_list<const char*> key
                    " is not supported; unset it, or use another tokenizer");
 }
 
-/// Returns the parts of a Sequence, and of Sequences in it. Another value is returned as the only part; null has none.
-std::vector<const Json*> parts_of(const Json* value, const char* list, const std::string& where) {
-  std::vector<const Json*> parts;
-  if (!value || value->is_null()) return parts;
-  if (value->at("type", where).as_string(where + ".type") != "Sequence") return {value};
-  for (const Json& part : value->at(list, where).as_array(where + "." + list))
-    for (const Json* inner : parts_of(&part, list, where)) parts.push_back(inner);
-  return parts;
-}
-
 /// The text of a pattern of the form {"String": text}.
 const std::string& string_of(const Json& part, const std::string& where) {
   const Json& pattern = part.at("pattern", where);
@@ -61,14 +51,18 @@ struct RulesReader {
   struct Part {
     const Json& json;
     std::string type, where;
+    const Json& at(const char* key) const { return json.at(key, where); }
   };
+  /// Adds the parts of a Sequence, and of Sequences in it. Another value is the only part; null has none.
+  static void add_parts(const Json& value, const char* list, const std::string& where, std::vector<Part>& parts) {
+    if (value.is_null()) return;
+    const std::string& type = value.at("type", where).as_string(where + ".type");
+    if (type != "Sequence") return parts.push_back({value, type, where + ": " + type});
+    for (const Json& part : value.at(list, where).as_array(where + "." + list)) add_parts(part, list, where, parts);
+  }
   std::vector<Part> parts(const char* key, const char* list) const {
-    const std::string place = where + ": " + key;
     std::vector<Part> all;
-    for (const Json* json : parts_of(file.find(key), list, place)) {
-      const std::string& type = json->at("type", place).as_string(place + ".type");
-      all.push_back({*json, type, place + ": " + type});
-    }
+    if (const Json* value = file.find(key)) add_parts(*value, list, where + ": " + key, all);
     return all;
   }
 
@@ -77,7 +71,7 @@ struct RulesReader {
     for (const Part& part : parts("normalizer", "normalizers")) {
       if (part.type == "NFC") rules.normalizers.push_back({Kind::nfc, "", ""});
       else if (part.type == "Prepend")
-        rules.normalizers.push_back({Kind::prepend, part.json.at("prepend", part.where).as_string(part.where), ""});
+        rules.normalizers.push_back({Kind::prepend, part.at("prepend").as_string(part.where), ""});
       else if (part.type == "Replace")
         rules.normalizers.push_back(
             {Kind::replace, string_of(part.json, part.where), content_of(part.json, part.where)});
@@ -114,13 +108,13 @@ struct RulesReader {
   }
 
   void expression(const Part& part) {
-    const Json* regex = part.json.at("pattern", part.where).find("Regex");
+    const Json* regex = part.at("pattern").find("Regex");
     LOCKSTEP_CHECK(regex && !rules.words, part.where, ": expected a single Split, with a Regex pattern, got ",
                    part.json.dump().substr(0, 400), "; use another tokenizer");
     rules.words = word_pattern(regex->as_string(part.where));
     LOCKSTEP_CHECK(rules.words, part.where, ": expected the regular expression of GPT-2, Llama 3 or Qwen 2, got ",
                    regex->as_string().substr(0, 1000), "; use another tokenizer");
-    const Json& behavior = part.json.at("behavior", part.where);
+    const Json& behavior = part.at("behavior");
     LOCKSTEP_CHECK(behavior == Json("Isolated"), part.where, ": behavior ", behavior.dump(),
                    " is not supported (Isolated is); use another tokenizer");
     expect_neutral(part.json, {"invert"}, part.where);
@@ -128,7 +122,7 @@ struct RulesReader {
 
   void metaspace(const Part& part) {
     rules.metaspace = true;
-    rules.space = part.json.at("replacement", part.where).as_string(part.where + ".replacement");
+    rules.space = part.at("replacement").as_string(part.where + ".replacement");
     LOCKSTEP_CHECK(!rules.space.empty() && size_t(decode_utf8(rules.space, 0).bytes) == rules.space.size(), part.where,
                    ": expected one character as replacement, got \"", rules.space, "\"; use another tokenizer");
     const Json *scheme = part.json.find("prepend_scheme"), *old = part.json.find("add_prefix_space"),
@@ -151,24 +145,22 @@ struct RulesReader {
       return;
     }
     const std::vector<std::string> order{"Replace", "ByteFallback", "Fuse", "Strip"};
-    size_t next = 0;
+    auto next = order.begin();
     bool fused = false;
     for (const Part& part : all) {
-      const auto found = std::find(order.begin(), order.end(), part.type);
+      const auto found = std::ranges::find(order, part.type);
       LOCKSTEP_CHECK(found != order.end(), part.where, " is not supported; use Replace, ByteFallback, Fuse or Strip");
-      const size_t place = size_t(found - order.begin());
-      LOCKSTEP_CHECK(place >= next, part.where,
+      LOCKSTEP_CHECK(found >= next, part.where,
                      ": expected Replace, ByteFallback, Fuse, Strip in this order, once each; reorder them");
-      next = place + 1;
+      next = found + 1;
       if (part.type == "Replace") {
         rules.decode_from = string_of(part.json, part.where);
         rules.decode_to = content_of(part.json, part.where);
       } else if (part.type == "ByteFallback") rules.decode_bytes = true;
       else if (part.type == "Fuse") fused = true;
       else {
-        const int64_t start = part.json.at("start", part.where).as_int(part.where + ".start");
-        LOCKSTEP_CHECK(part.json.at("content", part.where) == Json(" ") &&
-                           part.json.at("stop", part.where) == Json(0) && start >= 0 && start <= 1000,
+        const int64_t start = part.at("start").as_int(part.where + ".start");
+        LOCKSTEP_CHECK(part.at("content") == Json(" ") && part.at("stop") == Json(0) && start >= 0 && start <= 1000,
                        part.where, ": expected 0 to 1000 spaces at the start, none at the end, got ",
                        part.json.dump().substr(0, 200), "; correct the file");
         rules.strip = int(start);
@@ -187,14 +179,14 @@ struct RulesReader {
                      " is not supported (TemplateProcessing is); use another tokenizer");
       std::vector<int32_t> before;
       int texts = 0;
-      for (const Json& item : part.json.at("single", part.where).as_array(part.where + ".single")) {
+      for (const Json& item : part.at("single").as_array(part.where + ".single")) {
         const Json* special = item.find("SpecialToken");
         texts += item.find("Sequence") != nullptr;
         LOCKSTEP_CHECK(special || item.find("Sequence"), part.where, ": expected SpecialToken or Sequence, got ",
                        item.dump().substr(0, 200), "; use another tokenizer");
         if (!special) continue;
         const std::string& name = special->at("id", part.where).as_string(part.where);
-        const Json& token = part.json.at("special_tokens", part.where).at(name, part.where + ".special_tokens");
+        const Json& token = part.at("special_tokens").at(name, part.where + ".special_tokens");
         for (const Json& value : token.at("ids", part.where).as_array(part.where)) {
           const int64_t id = value.as_int(part.where);
           LOCKSTEP_CHECK(tokens.knows(id), part.where, ": id ", id, " of ", name, " is not in the vocabulary; add it");
@@ -280,8 +272,7 @@ void BpeTokenizer::configure(const Json& config, const std::string& where) {
     LOCKSTEP_CHECK(!wanted || id, where, ": ", key,
                    " true: there is no such token; name it in this file, or write false");
     if (!id) return;
-    const bool there = std::find(ids.begin(), ids.end(), *id) != ids.end();
-    if (wanted && !there) ids.insert(in_front ? ids.begin() : ids.end(), *id);
+    if (wanted && !std::ranges::count(ids, *id)) ids.insert(in_front ? ids.begin() : ids.end(), *id);
     if (!wanted) std::erase(ids, *id);
   };
   put("add_bos_token", bos_, rules_.before, true);

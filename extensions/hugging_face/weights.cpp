@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/classic_text.h"
 #include "data/files.h"
 #include "data/json.h"
 
@@ -47,16 +48,14 @@ void Weights::add(const std::vector<std::string>& paths) {
 }
 
 Weights Weights::of_files(const std::vector<std::string>& paths, const std::string& prefix) {
-  Weights w;
-  w.folder_ = paths.at(0), w.prefix_ = prefix;
+  Weights w(paths.at(0), prefix);
   w.add(paths);
   return w;
 }
 
 Weights Weights::open(const std::string& folder, const std::string& prefix) {
   namespace fs = std::filesystem;
-  Weights w;
-  w.folder_ = folder, w.prefix_ = prefix;
+  Weights w(folder, prefix);
   const std::string full = folder + "/" + full_file, index = folder + "/" + index_file;
   std::vector<std::string> paths;
   std::map<std::string, std::string> by_name;
@@ -125,12 +124,8 @@ void write_weights(const std::string& folder, const std::vector<NamedMaker>& ten
   std::set<std::string> written;
   Json::Object weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
-    const auto digits = [](size_t n) {
-      const std::string text = std::to_string(n);
-      return std::string(5 - std::min<size_t>(5, text.size()), '0') + text;
-    };
     const std::string file =
-        shards.size() == 1 ? full_file : "model-" + digits(i + 1) + "-of-" + digits(shards.size()) + ".safetensors";
+        shards.size() == 1 ? full_file : format("model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
     std::vector<std::pair<std::string, Tensor>> values;
     for (const NamedMaker* t : shards[i]) {
       values.emplace_back(t->name, t->make());
@@ -147,10 +142,9 @@ void write_weights(const std::string& folder, const std::vector<NamedMaker>& ten
   // Remove files of an earlier save: a stale model.safetensors would take precedence over the index.
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
-    const bool ours =
-        name == full_file || name == index_file ||
-        (name.starts_with("model-") && name.find("-of-") != std::string::npos && name.ends_with(".safetensors"));
-    if (ours && written.count(name) == 0) fs::remove(entry.path());
+    const bool is_shard =
+        name.starts_with("model-") && name.find("-of-") != std::string::npos && name.ends_with(".safetensors");
+    if ((is_shard || name == full_file || name == index_file) && !written.count(name)) fs::remove(entry.path());
   }
 }
 

@@ -31,6 +31,7 @@ class Weights {
   const std::string& folder() const { return folder_; }
 
  private:
+  Weights(std::string folder, std::string prefix) : folder_(std::move(folder)), prefix_(std::move(prefix)) {}
   void add(const std::vector<std::string>& paths);
   struct Place {
     size_t file = 0;

@@ -2,7 +2,6 @@
 #include "extensions/sparse_attention/layouts.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "tensor/block_layout.h"
 #include "tensor/random.h"
@@ -12,8 +11,6 @@ namespace lockstep::nn {
 using Mode = SparsityConfig::Mode;
 
 namespace {
-
-constexpr std::string_view mode_names[] = {"dense", "fixed", "variable", "bigbird", "bslongformer", "local"};
 
 /// Computes which blocks of keys (columns) one block of queries (a row) attends to.
 class Row {
@@ -45,7 +42,7 @@ class Row {
         globals(true);
         break;
     }
-    std::sort(columns_.begin(), columns_.end());
+    std::ranges::sort(columns_);
     columns_.erase(std::unique(columns_.begin(), columns_.end()), columns_.end());
     return std::move(columns_);
   }
@@ -99,7 +96,7 @@ class Row {
     for (int64_t j = from; j < end_; ++j) {
       const uint64_t word = philox(key, uint64_t(row_) << 32 | uint64_t(j - from))[0];
       const auto c = int32_t(word * uint64_t(j + 1) >> 32);
-      sampled.push_back(std::find(sampled.begin(), sampled.end(), c) == sampled.end() ? c : int32_t(j));
+      sampled.push_back(std::ranges::count(sampled, c) ? int32_t(j) : c);
     }
     columns_.insert(columns_.end(), sampled.begin(), sampled.end());
   }
@@ -110,13 +107,6 @@ class Row {
 };
 
 }  // namespace
-
-std::string_view name_of(Mode mode) { return mode_names[size_t(mode)]; }
-
-std::optional<Mode> mode_of(std::string_view name) {
-  const auto found = std::find(std::begin(mode_names), std::end(mode_names), name);
-  return found == std::end(mode_names) ? std::nullopt : std::optional(Mode(found - std::begin(mode_names)));
-}
 
 void check_sparsity(const SparsityConfig& c) {
   const auto positive = [](const char* name, int64_t value, int64_t least = 1) {

@@ -39,10 +39,10 @@ struct SparsityConfig {
   uint64_t seed = 0;                      ///< random blocks depend on seed, layer and head
   int64_t layer = 0;
 };
+/// The names of the modes in configuration files, in the order of Mode.
+inline constexpr std::string_view mode_names[] = {"dense", "fixed", "variable", "bigbird", "bslongformer", "local"};
 /// The name of a mode, as in configuration files.
-std::string_view name_of(SparsityConfig::Mode mode);
-/// The mode with this name, or nullopt.
-std::optional<SparsityConfig::Mode> mode_of(std::string_view name);
+inline std::string_view name_of(SparsityConfig::Mode mode) { return mode_names[size_t(mode)]; }
 
 /// Error for values out of range or combinations that contradict each other.
 void check_sparsity(const SparsityConfig& config);

@@ -22,7 +22,7 @@ namespace {
 
 // A key of the configuration's "sparse_attention" object.
 struct SparseKey {
-  const char* name;
+  std::string name;
   std::vector<Mode> modes;           ///< modes that use it; empty: all
   std::optional<FieldPointer> slot;  ///< nullopt for mode and attention, which are handled separately
   int64_t least;                     ///< smallest number allowed
@@ -69,14 +69,13 @@ std::vector<std::string> names_of(const std::vector<Mode>& modes) {
 std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& to) {
   const ValueRange range = between(double(key.least), 1 << 30);
   if (key.slot) return assign(*key.slot, value, range) ? "" : expected(*key.slot, range);
-  if (std::string_view(key.name) != "attention") return "";  // the mode was read before
+  if (key.name != "attention") return "";  // the mode was read before
   if (value != Json("unidirectional") && value != Json("bidirectional")) return "unidirectional or bidirectional";
   to.unidirectional = value == Json("unidirectional");
   return "";
 }
 
-}  // namespace
-
+/// Reads `block`, the value of the key. Returns nullopt if it is false or null. Adds its errors to `problems`.
 std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vector<std::string>& problems) {
   if (block.is_null() || block == Json(false)) return std::nullopt;
   if (!block.is_object()) {
@@ -90,26 +89,23 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
     problems.push_back(str("sparse_attention.", name, ": ", text...));
   };
   if (const Json* mode = block.find("mode")) {
-    const std::vector<Mode> all{Mode::dense,   Mode::fixed,        Mode::variable,
-                                Mode::bigbird, Mode::bslongformer, Mode::local};
-    const auto found = mode->is_string() ? nn::mode_of(mode->as_string()) : std::nullopt;
-    if (!found) {
-      wrong("mode", "expected ", listed(names_of(all)), ", got ", printed(*mode),
-            mode->is_string() ? suggestion(mode->as_string(), names_of(all)) : "");
+    const auto* const found = std::ranges::find(nn::mode_names, mode->is_string() ? mode->as_string() : "");
+    if (found == std::end(nn::mode_names)) {
+      const std::vector<std::string> all(std::begin(nn::mode_names), std::end(nn::mode_names));
+      wrong("mode", "expected ", listed(all), ", got ", printed(*mode),
+            mode->is_string() ? suggestion(mode->as_string(), all) : "");
       return std::nullopt;
     }
-    config.mode = *found;
+    config.mode = Mode(found - std::begin(nn::mode_names));
   }
   const std::vector<SparseKey> keys = sparse_keys(config);
   for (const auto& [name, value] : block.as_object()) {
-    const auto key = std::find_if(keys.begin(), keys.end(),
-                                  [name = std::string_view(name)](const SparseKey& k) { return k.name == name; });
+    const auto key = std::ranges::find(keys, name, &SparseKey::name);
     if (key == keys.end()) {
       std::vector<std::string> known;
-      for (const SparseKey& k : keys) known.emplace_back(k.name);
+      for (const SparseKey& k : keys) known.push_back(k.name);
       wrong(name, "no such key, expected ", listed(known), suggestion(name, known));
-    } else if (!key->modes.empty() &&
-               std::find(key->modes.begin(), key->modes.end(), config.mode) == key->modes.end()) {
+    } else if (!key->modes.empty() && !std::ranges::count(key->modes, config.mode)) {
       wrong(name, "only applies to mode ", listed(names_of(key->modes)), ", but mode is ", nn::name_of(config.mode),
             "; leave it out");
     } else if (const std::string wanted = put_value(*key, value, config); !wanted.empty()) {
@@ -125,6 +121,8 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
   }
   return config;
 }
+
+}  // namespace
 
 std::optional<SparsityConfig> sparse_attention(const Config& config) {
   std::vector<std::string> problems;
@@ -151,9 +149,9 @@ std::string sparse_attention_reference() {
   SparsityConfig defaults;
   for (const SparseKey& key : sparse_keys(defaults))
     text += str("| `", key.name, "` | `",
-                (key.slot                               ? json_of(*key.slot)
-                 : std::string_view(key.name) == "mode" ? Json("fixed")
-                                                        : Json())
+                (key.slot             ? json_of(*key.slot)
+                 : key.name == "mode" ? Json("fixed")
+                                      : Json())
                     .dump(),
                 "` | ", key.modes.empty() ? "all" : listed(names_of(key.modes)), " | ", key.doc, " |\n");
   return text;

@@ -1,8 +1,6 @@
 #pragma once
 // The key "sparse_attention" of configuration files.
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "engine/config.h"
 #include "extensions/sparse_attention/layouts.h"
@@ -16,7 +14,5 @@ struct SparseAttentionConfig {
 
 /// Options of sparse attention; nullopt without it. Error if the config's "sparse_attention" is wrong.
 std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
-/// Reads `block`, the value of the key. Returns nullopt if it is false or null. Adds its errors to `problems`.
-std::optional<nn::SparsityConfig> read_sparse_attention(const data::Json& block, std::vector<std::string>& problems);
 
 }  // namespace lockstep::engine

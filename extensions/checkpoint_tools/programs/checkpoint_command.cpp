@@ -133,9 +133,8 @@ void add_checkpoint_tools_commands(CLI::App& app, Shared& shared) {
   exported("--prefix", o->prefix, "export only tensors with this prefix, and strip it");
   to_file->callback([o, &shared] {
     auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
-    checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
-    options.rename = shared.export_name;
-    const int64_t tensors = checkpoints::export_checkpoint(opened, o->out, options);
+    const int64_t tensors = checkpoints::export_checkpoint(
+        opened, o->out, {.prefix = o->prefix, .dtype = parse_dtype(o->dtype), .rename = shared.export_name});
     fmt::print("{}: {} tensors\n", o->out, tensors);
   });
 }

@@ -6,7 +6,6 @@
 #include "data/json.h"
 #include "data/utf8.h"
 #include "extensions/hugging_face/bpe.h"
-#include "extensions/hugging_face/nfc.h"
 #include "extensions/hugging_face/tokenizer.h"
 #include "extensions/hugging_face/unicode.h"
 #include "tests/data/util.h"
