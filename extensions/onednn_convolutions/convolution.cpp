@@ -44,7 +44,6 @@ class SingleThread {
   SingleThread() { omp_set_num_threads(1); }
   ~SingleThread() { omp_set_num_threads(previous_); }
   SingleThread(const SingleThread&) = delete;
-  SingleThread& operator=(const SingleThread&) = delete;
 
  private:
   const int previous_ = omp_get_max_threads();
