@@ -10,22 +10,11 @@
 namespace lockstep::data {
 namespace {
 
-int channels_of(ImageMode mode, int own) {
-  switch (mode) {
-    case ImageMode::gray: return 1;
-    case ImageMode::gray_alpha: return 2;
-    case ImageMode::rgb: return 3;
-    case ImageMode::rgb_alpha: return 4;
-    case ImageMode::unchanged: break;
-  }
-  return own;
-}
-
 uint8_t gray_of(const uint8_t* p) { return uint8_t((19595u * p[0] + 38470u * p[1] + 7471u * p[2] + 0x8000u) >> 16); }
 
 /// Converts interleaved rows to planes (channels, height, width) with the channels of `mode`.
 Tensor planes_of(const Pixels& from, ImageMode mode) {
-  const int own = from.channels, wanted = channels_of(mode, own);
+  const int own = from.channels, wanted = mode == ImageMode::unchanged ? own : int(mode);
   const int64_t n = from.height * from.width;
   Tensor image = empty({wanted, from.height, from.width}, {.dtype = u8, .device = cpu});
   uint8_t* out = image.data<uint8_t>();
@@ -73,8 +62,6 @@ bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept 
     return true;
   } catch (...) { return false; }
 }
-
-std::string library_message(const char* text) { return excerpt(text); }
 
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
   const auto starts = [&](std::string_view magic) {
