@@ -56,12 +56,6 @@ Tensor channel_tensor(std::vector<double> values, double divisor, DType dtype, D
   return Tensor::from(values, {n}).to(dtype).to(device);
 }
 
-Shape per_channel(const Tensor& x) {
-  Shape shape = Dims::filled(x.dim() - 1, 1);
-  shape[0] = x.size(1);
-  return shape;
-}
-
 }  // namespace
 
 Variable sync_batch_norm(const Variable& input, const Variable& scale, const Variable& shift,
@@ -107,7 +101,8 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
                      slope = div_scalar(sums.narrow(0, channels, channels), count);
         const Tensor rstd = result.rstd.to(f64), scale = mul(w.to(f64), rstd), a = neg(mul(mul(scale, rstd), slope));
         const Tensor b = neg(mul(scale, grad_mean));
-        const Shape shape = per_channel(data);
+        Shape shape = Dims::filled(data.dim() - 1, 1);
+        shape[0] = channels;
         const Tensor correction =
             add(mul(sub(data.to(dtype), result.mean.view(shape)), a.to(dtype).view(shape)), b.to(dtype).view(shape));
         back.give(0, add(grads.x.to(dtype), correction).to(data.dtype()));

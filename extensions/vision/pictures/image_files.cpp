@@ -64,17 +64,11 @@ bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept 
 }
 
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
-  const auto starts = [&](std::string_view magic) {
-    return file.size() >= magic.size() && std::equal(magic.begin(), magic.end(), file.begin(),
-                                                     [](char a, std::byte b) { return std::byte(uint8_t(a)) == b; });
-  };
-  const bool png = starts("\x89PNG\r\n\x1a\n"), jpeg = starts("\xff\xd8\xff");
-  LOCKSTEP_CHECK(
-      png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
-      file.empty() ? "an empty file"
-                   : str("one that starts with \"",
-                         excerpt({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""),
-      "; convert it");
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  const bool png = text.starts_with("\x89PNG\r\n\x1a\n"), jpeg = text.starts_with("\xff\xd8\xff");
+  LOCKSTEP_CHECK(png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
+                 text.empty() ? "an empty file" : str("one that starts with \"", excerpt(text.substr(0, 4)), "\""),
+                 "; convert it");
   return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
                    options.mode);
 }
