@@ -185,8 +185,8 @@ class Call {
   const Problem& problem() const { return problem_; }
   const Primitive& plan(int64_t chunk) const { return *plans_[chunk == count_ - 1]; }
 
-  /// Executes the primitives for all chunks. fn(chunk, arguments) adds the arguments other than x, y and scratch memory.
-  /// x and y have the layout that oneDNN expects: inputs are converted before the call, outputs after it.
+  /// Executes the primitives for all chunks. fn(chunk, arguments) adds the arguments other than x, y and scratch
+  /// memory. x and y have the layout that oneDNN expects: inputs are converted before the call, outputs after it.
   template <class Fn> void run(Fn&& fn) {
     const bool write_x = problem_.kind == ConvKind::grad_input, write_y = problem_.kind == ConvKind::forward;
     size_t bytes = 0;

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// The rows of one time step; each row is a sequence of the batch. The first `shared` rows continue sequences of the step
-/// before, and the other rows begin with the initial states.
+/// The rows of one time step; each row is a sequence of the batch. The first `shared` rows continue sequences of the
+/// step before, and the other rows begin with the initial states.
 struct StepRows {
   int64_t at, rows;                ///< this step's first row and number of rows
   int64_t before = 0, shared = 0;  ///< the previous step's first row; number of sequences in both steps
