@@ -12,6 +12,7 @@ namespace lockstep::nn {
 
 namespace {
 
+/// Makes parameters for classes that are not modules themselves.
 struct Parameters : Module {
   using Module::parameter;
 };
