@@ -9,6 +9,7 @@
 #include "extensions/cudnn_convolutions/graph.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace lockstep::cuda {
 
@@ -34,13 +35,9 @@ Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttrib
   return *this;
 }
 
-Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, std::span<const Descriptor* const> others) {
-  std::vector<cudnnBackendDescriptor_t> handles;
-  for (const Descriptor* other : others) {
-    if (ok() && !other->ok()) status_ = other->status_, why_ = other->why_;
-    handles.push_back(other->get());
-  }
-  return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, int64_t(handles.size()), handles.data());
+Descriptor& Descriptor::set(cudnnBackendAttributeName_t name, const Descriptor& other) {
+  if (ok() && !other.ok()) status_ = other.status_, why_ = other.why_;
+  return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, other.get());
 }
 
 Descriptor& Descriptor::finalize() {
@@ -81,55 +78,36 @@ std::vector<Descriptor> configurations(const Descriptor& graph, const PlanTarget
   return found;
 }
 
-/// Writes the number of the configuration's engine, and the numerical notes of that engine, to `plan`.
-void describe_engine(Descriptor& configuration, EnginePlan& plan) {
+/// True if the configuration's engine is acceptable: it sums products in at least f32 and is deterministic. With
+/// `exact`, it must also multiply f32 in f32. Writes the engine's number to `number`.
+bool accepts(Descriptor& configuration, bool exact, int64_t& number) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = engine.get();
   configuration.get(CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &handle);
-  engine.get(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &plan.engine);
-  plan.notes.resize(CUDNN_NUMERICAL_NOTE_TYPE_COUNT);
-  plan.notes.resize(size_t(engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                      CUDNN_NUMERICAL_NOTE_TYPE_COUNT, plan.notes.data())));
-  if (!engine.ok()) plan.refusal = engine.why();  // the query of its notes failed
+  engine.get(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &number);
+  cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+  const int64_t count =
+      engine.get(CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, CUDNN_NUMERICAL_NOTE_TYPE_COUNT, notes);
+  // Rejects engines that are nondeterministic, sum in less than f32, use Fourier or Winograd transforms, or have a note
+  // that is unknown here.
+  return engine.ok() && std::all_of(notes, notes + count, [&](cudnnBackendNumericalNote_t note) {
+           const bool rounds =
+               note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE || note == CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS;
+           return note == CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP || (rounds && !exact);
+         });
 }
 
-}  // namespace
-
-bool accepts(cudnnBackendNumericalNote_t note, bool exact) {
-  switch (note) {
-    case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP: return true;
-    case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
-    case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !exact;
-    // Rejects engines that are nondeterministic, sum in less than f32, use Fourier or Winograd transforms, or have a
-    // note that is unknown here.
-    default: return false;
-  }
-}
-
-Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target) {
-  std::vector<const Descriptor*> all;
-  for (const Descriptor& operation : operations) all.push_back(&operation);
-  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, all);
-  if (target.handle) graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
-  graph.finalize();
-  return graph;
-}
-
+/// Returns the first proposed plan that cuDNN can build. accepts() must allow its engine, and its workspace may have at
+/// most `max_workspace` bytes.
 EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t max_workspace) {
-  EnginePlan none;
-  if (!graph.ok()) {
-    none.refusal = graph.why();
-    return none;
-  }
+  if (!graph.ok()) return {.refusal = graph.why()};
   int proposed = 0, unwanted = 0;
   std::string last;
   for (const cudnnBackendHeurMode_t mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK}) {
     for (Descriptor& configuration : configurations(graph, target, mode)) {
       ++proposed;
       EnginePlan plan;
-      describe_engine(configuration, plan);
-      if (!plan.supported() || !std::ranges::all_of(plan.notes, [&](auto note) { return accepts(note, exact); })) {
+      if (!accepts(configuration, exact, plan.engine)) {
         ++unwanted;
         continue;
       }
@@ -145,25 +123,11 @@ EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool e
       else return plan;
     }
   }
-  none.refusal =
-      str("cuDNN proposed ", proposed, " engines; ", unwanted, " were rejected for precision or nondeterminism", last);
-  return none;
-}
-
-Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const Placed> tensors, void* workspace) {
-  std::vector<int64_t> ids;
-  std::vector<const void*> pointers;
-  for (const auto& [id, pointer] : tensors) ids.push_back(id), pointers.push_back(pointer);
-  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
-  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, int64_t(ids.size()), ids.data())
-      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, int64_t(ids.size()), pointers.data());
-  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace).finalize().execute(handle, plan.plan);
-  return pack;
+  return {.refusal = str("cuDNN proposed ", proposed, " engines; ", unwanted,
+                         " were rejected for precision or nondeterminism", last)};
 }
 
 // --- convolutions ---
-
-namespace {
 
 /// The ids that identify the tensors in the variant pack.
 enum Id : int64_t { id_x = 'x', id_w = 'w', id_y = 'y' };
@@ -216,7 +180,11 @@ Descriptor convolution_graph(const ConvProblem& p, const PlanTarget& target) {
   operation.set(name.x, x).set(name.w, w).set(name.y, y).set(name.convolution, convolution);
   operation.set(name.alpha, CUDNN_TYPE_FLOAT, 1.f).set(name.beta, CUDNN_TYPE_FLOAT, 0.f).finalize();
 
-  return graph_of({&operation, 1}, target);
+  Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation);
+  if (target.handle) graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, target.handle);
+  graph.finalize();
+  return graph;
 }
 
 }  // namespace
@@ -234,8 +202,13 @@ EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target
 
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,
                    void* workspace) {
-  const Placed tensors[] = {{id_x, x}, {id_w, w}, {id_y, y}};
-  return execute(handle, plan, tensors, workspace);
+  constexpr int64_t ids[] = {id_x, id_w, id_y};
+  const void* const pointers[] = {x, w, y};
+  Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids)
+      .set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
+  pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace).finalize().execute(handle, plan.plan);
+  return pack;
 }
 
 }  // namespace lockstep::cuda

@@ -1,15 +1,13 @@
 #pragma once
-// A C++ interface to cuDNN's backend API. It wraps descriptors, chooses an execution plan for a graph of operations
-// among the engines that cuDNN's heuristics propose, and describes a convolution as a graph of one operation. It uses
-// no tensors and no CUDA runtime, so that a test (tests/plans.cpp) can choose plans without a device. Internal.
+// A C++ interface to cuDNN's backend API. It wraps descriptors, describes a convolution as a graph of one operation,
+// and chooses an execution plan for it among the engines that cuDNN's heuristics propose. It uses no tensors and no
+// CUDA runtime, so that a test (tests/plans.cpp) can choose plans without a device. Internal.
 #include <cudnn_graph.h>
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "tensor/dtype.h"
 
@@ -29,12 +27,8 @@ class Descriptor {
   Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) {
     return set(name, type, 1, &value);
   }
-  /// Sets an attribute to other descriptors. If one of those has failed, this descriptor takes over its failure.
-  Descriptor& set(cudnnBackendAttributeName_t name, std::span<const Descriptor* const> others);
-  Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other) {
-    const Descriptor* const one = &other;
-    return set(name, {&one, 1});
-  }
+  /// Sets an attribute to another descriptor. If that one has failed, this descriptor takes over its failure.
+  Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other);
   /// Completes the descriptor (cudnnBackendFinalize).
   Descriptor& finalize();
   /// Reads up to `count` elements of an attribute into `values`; returns how many. With 0 and nullptr, returns how many
@@ -69,33 +63,14 @@ struct PlanTarget {
 
 /// A finalized execution plan, or the reason (`refusal`) why there is none.
 struct EnginePlan {
-  Descriptor plan;
+  Descriptor plan = {};
   int64_t workspace = 0;  ///< bytes
   int64_t engine = -1;    ///< cuDNN's number of the engine
-  std::vector<cudnnBackendNumericalNote_t> notes;
-  std::string refusal;
+  std::string refusal = {};
 
   /// True if there is a plan.
   bool supported() const { return refusal.empty(); }
 };
-
-/// True if engines with this numerical note are acceptable: they sum products in at least f32 and are deterministic.
-/// With `exact`, they must also multiply f32 in f32.
-bool accepts(cudnnBackendNumericalNote_t note, bool exact);
-/// A finalized graph of these operations.
-Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target);
-/// Returns the first proposed plan that cuDNN can build. accepts() must allow its engine, and its workspace may have at
-/// most `max_workspace` bytes.
-EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t max_workspace);
-/// A tensor of the graph, by its id, and its address.
-struct Placed {
-  int64_t id;
-  const void* pointer;
-};
-/// Runs the plan on the stream of the handle.
-Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const Placed> tensors, void* workspace);
-
-// --- convolutions ---
 
 /// The three operations of a convolution.
 enum class ConvDirection : uint8_t { forward, grad_input, grad_weight };

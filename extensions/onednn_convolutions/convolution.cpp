@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstdio>
 #include <list>
 #include <map>
 #include <memory>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/classic_text.h"
 #include "extensions/onednn_convolutions/onednn_convolutions.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/layout.h"
@@ -44,7 +44,6 @@ class SingleThread {
   SingleThread() { omp_set_num_threads(1); }
   ~SingleThread() { omp_set_num_threads(previous_); }
   SingleThread(const SingleThread&) = delete;
-  SingleThread& operator=(const SingleThread&) = delete;
 
  private:
   const int previous_ = omp_get_max_threads();
@@ -53,37 +52,16 @@ class SingleThread {
 /// The parameters that determine a primitive: sizes for a chunk of n images, options and layout.
 struct Problem {
   ConvKind kind;
-  int64_t n, c, h, w, k, r, s, p, q;
-  ConvArgs args;
+  int64_t n, c, h, w, k, r, s, p, q, groups;
   bool bias, channels_last;
+  memory::dims stride = {}, padding = {}, dilation = {};
+  auto operator<=>(const Problem&) const = default;
 
-  std::array<int64_t, 19> key() const {
-    return {int64_t(kind),
-            n,
-            c,
-            h,
-            w,
-            k,
-            r,
-            s,
-            p,
-            q,
-            args.stride[0],
-            args.stride[1],
-            args.padding[0],
-            args.padding[1],
-            args.dilation[0],
-            args.dilation[1],
-            args.groups,
-            bias,
-            channels_last};
-  }
   memory::dims weight_dims() const {
-    return args.groups == 1 ? memory::dims{k, c, r, s}
-                            : memory::dims{args.groups, k / args.groups, c / args.groups, r, s};
+    return groups == 1 ? memory::dims{k, c, r, s} : memory::dims{groups, k / groups, c / groups, r, s};
   }
   Desc weight() const {
-    return {weight_dims(), type, args.groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
+    return {weight_dims(), type, groups == 1 ? memory::format_tag::oihw : memory::format_tag::goihw};
   }
 };
 
@@ -113,47 +91,38 @@ Primitive make_plan(const Problem& t) {
   const Desc x({t.n, t.c, t.h, t.w}, type, tag), y({t.n, t.k, t.p, t.q}, type, tag);
   const Desc w(t.weight_dims(), type, memory::format_tag::any);
   const Desc b = t.bias ? Desc({t.k}, type, memory::format_tag::a) : Desc();
-  const memory::dims stride(t.args.stride.begin(), t.args.stride.end()),
-      pad(t.args.padding.begin(), t.args.padding.end());
-  const memory::dims dilation{t.args.dilation[0] - 1, t.args.dilation[1] - 1};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // lets threads share the primitive
   constexpr auto direct = algorithm::convolution_direct;
   const auto forward = choose<dnnl::convolution_forward>(
-      std::tuple(prop_kind::forward_training, direct, x, w, b, y, stride, dilation, pad, pad), attributes);
-  const auto slow = [](const auto& pd) { return std::string(pd.impl_info_str()).find("ref") != std::string::npos; };
-  if (t.kind == ConvKind::forward) {
-    if (slow(forward)) return {};
-    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), forward.dst_desc(),
-            forward.scratchpad_desc()};
-  }
+      std::tuple(prop_kind::forward_training, direct, x, w, b, y, t.stride, t.dilation, t.padding, t.padding),
+      attributes);
+  const auto plan = [](const auto& pd, const Desc& input, const Desc& weight, const Desc& output) -> Primitive {
+    if (std::string(pd.impl_info_str()).find("ref") != std::string::npos) return {};  // slow
+    return {dnnl::primitive(pd), input, weight, output, pd.scratchpad_desc()};
+  };
+  if (t.kind == ConvKind::forward) return plan(forward, forward.src_desc(), forward.weights_desc(), forward.dst_desc());
   if (t.kind == ConvKind::grad_input) {
-    const auto pd = choose<dnnl::convolution_backward_data>(std::tuple(direct, x, w, y, stride, dilation, pad, pad),
-                                                            attributes, forward);
-    if (slow(pd)) return {};
-    return {dnnl::convolution_backward_data(pd), pd.diff_src_desc(), pd.weights_desc(), pd.diff_dst_desc(),
-            pd.scratchpad_desc()};
+    const auto pd = choose<dnnl::convolution_backward_data>(
+        std::tuple(direct, x, w, y, t.stride, t.dilation, t.padding, t.padding), attributes, forward);
+    return plan(pd, pd.diff_src_desc(), pd.weights_desc(), pd.diff_dst_desc());
   }
-  const auto pd = choose<dnnl::convolution_backward_weights>(std::tuple(direct, x, w, b, y, stride, dilation, pad, pad),
-                                                             attributes, forward);
-  if (slow(pd)) return {};
-  return {dnnl::convolution_backward_weights(pd), pd.src_desc(), pd.diff_weights_desc(), pd.diff_dst_desc(),
-          pd.scratchpad_desc()};
+  const auto pd = choose<dnnl::convolution_backward_weights>(
+      std::tuple(direct, x, w, b, y, t.stride, t.dilation, t.padding, t.padding), attributes, forward);
+  return plan(pd, pd.src_desc(), pd.diff_weights_desc(), pd.diff_dst_desc());
 }
 
 /// Returns the plan for a problem. The 256 most recently used plans are cached, because making a plan takes as long as
 /// a small convolution.
 std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
-  using Key = std::array<int64_t, 19>;
   struct Cache {
     std::mutex mutex;
-    std::list<std::pair<Key, std::shared_ptr<const Primitive>>> order;
-    std::map<Key, decltype(order)::iterator> places;
+    std::list<std::pair<Problem, std::shared_ptr<const Primitive>>> order;
+    std::map<Problem, decltype(order)::iterator> places;
   };
   static Cache& cache = *new Cache;  // never destroyed: threads may outlive main
   const std::lock_guard lock(cache.mutex);
-  const Key key = problem.key();
-  if (const auto found = cache.places.find(key); found != cache.places.end()) {
+  if (const auto found = cache.places.find(problem); found != cache.places.end()) {
     cache.order.splice(cache.order.begin(), cache.order, found->second);
     return found->second->second;
   }
@@ -165,8 +134,8 @@ std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
     // oneDNN has no kernel for this problem: cache an empty plan, for which conv.cpp computes the convolution itself.
     plan = std::make_shared<const Primitive>();
   }
-  cache.order.emplace_front(key, plan);
-  cache.places[key] = cache.order.begin();
+  cache.order.emplace_front(problem, plan);
+  cache.places[problem] = cache.order.begin();
   if (cache.order.size() > 256) {
     cache.places.erase(cache.order.back().first);
     cache.order.pop_back();
@@ -188,6 +157,9 @@ void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
   dnnl::reorder(a, b).execute(stream, a, b);
 }
 
+/// The arguments of a primitive by their numbers.
+using Arguments = std::unordered_map<int, memory>;
+
 /// One convolution, computed in chunks of images. Plan 0 is for full chunks. Plan 1 is for the last chunk, which may
 /// have fewer images.
 class Call {
@@ -196,7 +168,10 @@ class Call {
       : x_(x), y_(y) {
     const Shape &s = x.shape(), &o = y.shape();
     const bool last = is_channels_last(x) && is_channels_last(y);
-    problem_ = {kind, 0, s[1], s[2], s[3], o[1], weight[2], weight[3], o[2], o[3], args, bias, last};
+    problem_ = {kind, 0, s[1], s[2], s[3], o[1], weight[2], weight[3], o[2], o[3], args.groups, bias, last};
+    problem_.stride.assign(args.stride.begin(), args.stride.end());
+    problem_.padding.assign(args.padding.begin(), args.padding.end());
+    problem_.dilation = {args.dilation[0] - 1, args.dilation[1] - 1};  // oneDNN counts from 0
     size_ = (s[0] + 7) / 8;
     count_ = (s[0] + size_ - 1) / size_;
     for (int i = 0; i < 2; ++i) {
@@ -210,9 +185,10 @@ class Call {
   const Problem& problem() const { return problem_; }
   const Primitive& plan(int64_t chunk) const { return *plans_[chunk == count_ - 1]; }
 
-  /// Calls fn(chunk, stream, memory of x, memory of y, scratch memory) for all chunks. x and y have the layout that
-  /// oneDNN expects: inputs are converted before the call, outputs after it.
-  template <class Fn> void run(bool write_x, bool write_y, Fn&& fn) {
+  /// Executes the primitives for all chunks. fn(chunk, arguments) adds the arguments other than x, y and scratch
+  /// memory. x and y have the layout that oneDNN expects: inputs are converted before the call, outputs after it.
+  template <class Fn> void run(Fn&& fn) {
+    const bool write_x = problem_.kind == ConvKind::grad_input, write_y = problem_.kind == ConvKind::forward;
     size_t bytes = 0;
     for (const auto& plan : plans_)
       bytes = std::max(bytes, full_lines(plan->x.get_size()) + full_lines(plan->y.get_size()) +
@@ -242,7 +218,11 @@ class Call {
           const auto [user_y, y] = place(y_, plan.y);
           if (!write_x && x != user_x) reorder(stream, user_x, x);
           if (!write_y && y != user_y) reorder(stream, user_y, y);
-          fn(chunk, stream, x, y, over(plan.scratch, free));
+          Arguments arguments{{write_x ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, x},
+                              {write_y ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST, y},
+                              {DNNL_ARG_SCRATCHPAD, over(plan.scratch, free)}};
+          fn(chunk, arguments);
+          plan.primitive.execute(stream, arguments);
           if (write_x && x != user_x) reorder(stream, x, user_x);
           if (write_y && y != user_y) reorder(stream, y, user_y);
         }
@@ -252,8 +232,8 @@ class Call {
                    "; build with -Donednn=disabled and please report it");
   }
 
-  /// The weights in two layouts: for full chunks, and for the last chunk. `keep` holds the converted copies.
-  std::array<memory, 2> weights(const Tensor& w, std::array<Tensor, 2>& keep) const {
+  /// The weights in two layouts: for full chunks, and for the last chunk. This Call holds the converted copies.
+  std::array<memory, 2> weights(const Tensor& w) {
     std::array<memory, 2> result;
     const SingleThread single;
     dnnl::stream stream(engine());
@@ -264,8 +244,8 @@ class Call {
       } else if (plans_[i]->w == problem_.weight()) {
         result[i] = plain;
       } else {
-        keep[i] = empty({int64_t(plans_[i]->w.get_size())}, {.dtype = u8});
-        result[i] = over(plans_[i]->w, keep[i].raw_data());
+        converted_[i] = empty({int64_t(plans_[i]->w.get_size())}, {.dtype = u8});
+        result[i] = over(plans_[i]->w, converted_[i].raw_data());
         reorder(stream, plain, result[i]);
       }
     }
@@ -273,45 +253,31 @@ class Call {
   }
 
  private:
-  Tensor x_, y_;
+  Tensor x_, y_, converted_[2];
   Problem problem_;
   int64_t size_, count_;
   std::shared_ptr<const Primitive> plans_[2];
 };
 
-bool forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
+/// Computes y from x and w, or for ConvKind::grad_input the gradient x from the gradient y and w.
+bool by_weights(ConvKind kind, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y,
+                const ConvArgs& args) {
   if (x.dtype() != f32) return false;
-  Call call(ConvKind::forward, x, out, w.shape(), bias.defined(), args);
+  Call call(kind, x, y, w.shape(), bias.defined(), args);
   if (!call.usable()) return false;
-  std::array<Tensor, 2> keep;
-  const auto weights = call.weights(w, keep);
-  call.run(false, true,
-           [&](int64_t chunk, dnnl::stream& stream, const memory& from, const memory& to, const memory& scratch) {
-             std::unordered_map<int, memory> list{{DNNL_ARG_SRC, from},
-                                                  {DNNL_ARG_WEIGHTS, weights[chunk == call.count() - 1]},
-                                                  {DNNL_ARG_DST, to},
-                                                  {DNNL_ARG_SCRATCHPAD, scratch}};
-             if (bias.defined())
-               list[DNNL_ARG_BIAS] = over({{bias.numel()}, type, memory::format_tag::a}, bias.raw_data());
-             call.plan(chunk).primitive.execute(stream, list);
-           });
+  const auto weights = call.weights(w);
+  call.run([&](int64_t chunk, Arguments& list) {
+    list[DNNL_ARG_WEIGHTS] = weights[chunk == call.count() - 1];
+    if (bias.defined()) list[DNNL_ARG_BIAS] = over({{bias.numel()}, type, memory::format_tag::a}, bias.raw_data());
+  });
   return true;
 }
 
+bool forward(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, Tensor& out) {
+  return by_weights(ConvKind::forward, x, w, bias, out, args);
+}
 bool grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, Tensor& grad_x) {
-  if (grad.dtype() != f32) return false;
-  Call call(ConvKind::grad_input, grad_x, grad, w.shape(), false, args);
-  if (!call.usable()) return false;
-  std::array<Tensor, 2> keep;
-  const auto weights = call.weights(w, keep);
-  call.run(true, false,
-           [&](int64_t chunk, dnnl::stream& stream, const memory& to, const memory& from, const memory& scratch) {
-             call.plan(chunk).primitive.execute(stream, {{DNNL_ARG_DIFF_DST, from},
-                                                         {DNNL_ARG_WEIGHTS, weights[chunk == call.count() - 1]},
-                                                         {DNNL_ARG_DIFF_SRC, to},
-                                                         {DNNL_ARG_SCRATCHPAD, scratch}});
-           });
-  return true;
+  return by_weights(ConvKind::grad_input, grad_x, w, {}, grad, args);
 }
 
 bool grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w, Tensor& grad_bias) {
@@ -323,17 +289,11 @@ bool grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tens
   const int64_t k = grad.size(1), floats = int64_t(full_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;
   const Tensor partial = empty({call.count(), each});
   float* const parts = partial.data<float>();
-  call.run(false, false,
-           [&](int64_t chunk, dnnl::stream& stream, const memory& from, const memory& to, const memory& scratch) {
-             float* const part = parts + chunk * each;
-             std::unordered_map<int, memory> list{{DNNL_ARG_SRC, from},
-                                                  {DNNL_ARG_DIFF_DST, to},
-                                                  {DNNL_ARG_DIFF_WEIGHTS, over(w, part)},
-                                                  {DNNL_ARG_SCRATCHPAD, scratch}};
-             if (grad_bias.defined())
-               list[DNNL_ARG_DIFF_BIAS] = over({{k}, type, memory::format_tag::a}, part + floats);
-             call.plan(chunk).primitive.execute(stream, list);
-           });
+  call.run([&](int64_t chunk, Arguments& list) {
+    float* const part = parts + chunk * each;
+    list[DNNL_ARG_DIFF_WEIGHTS] = over(w, part);
+    if (grad_bias.defined()) list[DNNL_ARG_DIFF_BIAS] = over({{k}, type, memory::format_tag::a}, part + floats);
+  });
   parallel_for(each, 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = 1; chunk < call.count(); ++chunk)
       for (int64_t i = begin; i < end; ++i) parts[i] += parts[chunk * each + i];
@@ -358,9 +318,7 @@ std::string instructions() {
                                                           {dnnl_cpu_isa_avx512_core_amx, "avx512 with amx"}};
   for (const auto& [value, name] : names)
     if (value == isa) return name;
-  char code[32];
-  std::snprintf(code, sizeof code, "code %#x", unsigned(isa));
-  return code;
+  return format("code %#x", unsigned(isa));
 }
 
 std::vector<std::pair<std::string, std::string>> facts() {

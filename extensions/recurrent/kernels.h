@@ -1,9 +1,30 @@
 #pragma once
 // The kernels of recurrent layers. CPU only; f32 and f64.
+#include <algorithm>
+
 #include "extensions/recurrent/operation.h"
 #include "tensor/op.h"
 
 namespace lockstep {
+
+/// The rows of one time step; each row is a sequence of the batch. The first `shared` rows continue sequences of the
+/// step before, and the other rows begin with the initial states.
+struct StepRows {
+  int64_t at, rows;                ///< this step's first row and number of rows
+  int64_t before = 0, shared = 0;  ///< the previous step's first row; number of sequences in both steps
+};
+/// The time steps in the order of computation.
+inline std::vector<StepRows> steps_of(const RecurrentArgs& args) {
+  std::vector<StepRows> all;
+  int64_t at = 0;
+  for (const int64_t n : args.batch) all.push_back({at, n}), at += n;
+  if (args.reverse) std::reverse(all.begin(), all.end());
+  for (size_t i = 1; i < all.size(); ++i) {
+    all[i].before = all[i - 1].at;
+    all[i].shared = std::min(all[i].rows, all[i - 1].rows);
+  }
+  return all;
+}
 
 /// B sequences, H hidden size, P size of the state that is fed back (H without a projection), G gates (gates_of()). The
 /// rows of all time steps follow each other, see RecurrentArgs.

@@ -12,8 +12,13 @@ namespace lockstep::nn {
 
 namespace {
 
-RecurrentWeights make_weights(RecurrentCell cell, int64_t in, int64_t hidden, int64_t projected, bool bias,
-                              Variable (*make)(const Shape&)) {
+/// Makes parameters for classes that are not modules themselves.
+struct Parameters : Module {
+  using Module::parameter;
+};
+
+RecurrentWeights make_weights(RecurrentCell cell, int64_t in, int64_t hidden, int64_t projected, bool bias) {
+  const auto make = [](const Shape& shape) { return Parameters::parameter(shape); };
   const int64_t all = gates_of(cell) * hidden;
   RecurrentWeights w{make({all, in}), make({all, projected}), {}, {}, {}};
   if (bias) w.input_bias = make({all}), w.hidden_bias = make({all});
@@ -33,13 +38,6 @@ std::vector<int64_t> inverse(const std::vector<int64_t>& order) {
   std::vector<int64_t> places(order.size());
   for (size_t i = 0; i < order.size(); ++i) places[size_t(order[i])] = int64_t(i);
   return places;
-}
-
-/// Merges the first two dims.
-Variable as_rows(const Variable& x) {
-  Shape shape{x.size(0) * x.size(1)};
-  for (int d = 2; d < x.dim(); ++d) shape.push_back(x.size(d));
-  return x.reshape(shape);
 }
 
 Variable zeros_for(const Variable& like, const Shape& shape) {
@@ -76,7 +74,7 @@ PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int
     for (; n < batch && lengths[size_t(order[size_t(n)])] > t; ++n) rows.push_back(t * batch + order[size_t(n)]);
     packed.batch_sizes.push_back(n);
   }
-  packed.data = index_select(as_rows(x), 0, index_of(rows, x));
+  packed.data = index_select(x.flatten(0, 1), 0, index_of(rows, x));
   return packed;
 }
 
@@ -120,8 +118,7 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
 
 // --- layers: RNN, LSTM, GRU ---
 
-Recurrence::Recurrence(const char* name, const RecurrentOptions& options, RecurrentCell kind, int64_t proj_size,
-                       Make make)
+Recurrence::Recurrence(const char* name, const RecurrentOptions& options, RecurrentCell kind, int64_t proj_size)
     : o(options), cell(kind), projected(proj_size ? proj_size : o.hidden), name_(name) {
   LOCKSTEP_CHECK(o.input > 0 && o.hidden > 0 && o.layers > 0, "[", name_,
                  "] expected input, hidden and layers > 0, got ", o.input, ", ", o.hidden, " and ", o.layers);
@@ -130,8 +127,7 @@ Recurrence::Recurrence(const char* name, const RecurrentOptions& options, Recurr
                  "), below hidden, got ", proj_size);
   for (int64_t l = 0; l < o.layers; ++l)
     for (int d = 0; d < directions(); ++d)
-      weights.push_back(
-          make_weights(cell, l == 0 ? o.input : directions() * projected, o.hidden, projected, o.bias, make));
+      weights.push_back(make_weights(cell, l == 0 ? o.input : directions() * projected, o.hidden, projected, o.bias));
 }
 
 void Recurrence::list(Fields& f) {
@@ -237,21 +233,13 @@ RNN::RNN(const Options& o)
 LSTM::LSTM(const Options& o)
     : RecurrentLayer("LSTM", {o.input, o.hidden, o.layers, o.bias, o.batch_first, o.dropout, o.bidirectional},
                      RecurrentCell::lstm, o.proj_size) {}
-LstmOutput LSTM::forward(const Variable& x, const Variable& h, const Variable& c) {
-  return run(x, h, c, is_training());
-}
-PackedLstmOutput LSTM::forward(const PackedSequence& x, const Variable& h, const Variable& c) {
-  return run(x, h, c, is_training());
-}
-
-GRU::GRU(const Options& o) : PlainRecurrentLayer("GRU", o, RecurrentCell::gru) {}
 
 // --- single-step cells: RNNCell, LSTMCell, GRUCell ---
 
-RecurrentStep::RecurrentStep(const char* name, int64_t in, int64_t out, bool bias, RecurrentCell kind, Make make)
+RecurrentStep::RecurrentStep(const char* name, int64_t in, int64_t out, bool bias, RecurrentCell kind)
     : input(in), hidden(out), cell(kind), name_(name) {
   LOCKSTEP_CHECK(input > 0 && hidden > 0, "[", name_, "] expected input and hidden > 0, got ", input, " and ", hidden);
-  weights = make_weights(cell, input, hidden, hidden, bias, make);
+  weights = make_weights(cell, input, hidden, hidden, bias);
 }
 
 void RecurrentStep::list(Fields& f) {

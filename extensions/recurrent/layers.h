@@ -42,33 +42,24 @@ struct PaddedSequence {
 /// Inverse of pack_padded_sequence().
 PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOptions& options = {});
 
-/// Result of RNN and GRU.
-struct RecurrentOutput {
-  Variable output;  ///< (T, B, D P); (B, T, D P) with batch_first; (T, D P) for one sequence. D: number of directions
-  Variable h;       ///< last states: (D layers, B, P); (D layers, P) for one sequence. P: size of h
+/// Result of RNN and GRU. Output is Variable, or PackedSequence for a packed input.
+template <class Output> struct HiddenOutput {
+  Output output;  ///< (T, B, D P); (B, T, D P) with batch_first; (T, D P) for one sequence. D: number of directions
+  Variable h;     ///< last states: (D layers, B, P); (D layers, P) for one sequence. P: size of h
   /// Calls fn for each variable; see nn/outputs.h.
-  void each_variable(const auto& fn) { fn(output), fn(h); }
+  void each_variable(const auto& fn) { nn::each_variable(output, fn), fn(h); }
 };
-/// Result of LSTM. output and h: as in RecurrentOutput; c: last cell states (directions * layers, B, hidden).
-struct LstmOutput {
-  Variable output, h, c;
-  /// Calls fn for each variable; see nn/outputs.h.
-  void each_variable(const auto& fn) { fn(output), fn(h), fn(c); }
-};
-/// Result of RNN and GRU on a packed sequence.
-struct PackedRecurrentOutput {
-  PackedSequence output;
-  Variable h;
-  /// Calls fn for each variable; see nn/outputs.h.
-  void each_variable(const auto& fn) { fn(output.data), fn(h); }
-};
-/// Result of LSTM on a packed sequence.
-struct PackedLstmOutput {
-  PackedSequence output;
+using RecurrentOutput = HiddenOutput<Variable>;              ///< result of RNN and GRU
+using PackedRecurrentOutput = HiddenOutput<PackedSequence>;  ///< their result on a packed sequence
+/// Result of LSTM. output and h: as in HiddenOutput; c: last cell states (directions * layers, B, hidden).
+template <class Output> struct CellOutput {
+  Output output;
   Variable h, c;
   /// Calls fn for each variable; see nn/outputs.h.
-  void each_variable(const auto& fn) { fn(output.data), fn(h), fn(c); }
+  void each_variable(const auto& fn) { nn::each_variable(output, fn), fn(h), fn(c); }
 };
+using LstmOutput = CellOutput<Variable>;              ///< result of LSTM
+using PackedLstmOutput = CellOutput<PackedSequence>;  ///< its result on a packed sequence
 
 /// Options of GRU. RNN and LSTM have the same options and one more each.
 struct RecurrentOptions {
@@ -92,8 +83,7 @@ class Recurrence {
   std::vector<RecurrentWeights> weights;  ///< layer l, direction d: weights[l * directions() + d]
 
  protected:
-  using Make = Variable (*)(const Shape& shape);
-  Recurrence(const char* name, const RecurrentOptions& options, RecurrentCell cell, int64_t proj_size, Make make);
+  Recurrence(const char* name, const RecurrentOptions& options, RecurrentCell cell, int64_t proj_size = 0);
   void list(Fields& f);
   std::string text() const;
   LstmOutput run(const Variable& x, const Variable& h, const Variable& c, bool training);
@@ -111,8 +101,7 @@ template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
   std::string options() const override { return text(); }
 
  protected:
-  RecurrentLayer(const char* name, const RecurrentOptions& o, RecurrentCell kind, int64_t proj_size = 0)
-      : Recurrence(name, o, kind, proj_size, [](const Shape& shape) { return Module::parameter(shape); }) {}
+  using Recurrence::Recurrence;
 };
 /// Base of RNN and GRU, whose only state is h. x (T, B, in), (B, T, in) with batch_first, or (T, in); h: initial
 /// states; an undefined h stands for zeros.
@@ -155,14 +144,18 @@ struct LSTM : RecurrentLayer<LSTM> {
   };
   explicit LSTM(const Options& options);
   /// x and h as in RNN. Error if only one of h and c is given.
-  LstmOutput forward(const Variable& x, const Variable& h = {}, const Variable& c = {});
-  PackedLstmOutput forward(const PackedSequence& x, const Variable& h = {}, const Variable& c = {});
+  LstmOutput forward(const Variable& x, const Variable& h = {}, const Variable& c = {}) {
+    return run(x, h, c, is_training());
+  }
+  PackedLstmOutput forward(const PackedSequence& x, const Variable& h = {}, const Variable& c = {}) {
+    return run(x, h, c, is_training());
+  }
 };
 
 /// Gated recurrent unit (Cho et al., 2014), with the gates in PyTorch's order r, z, n.
 struct GRU : PlainRecurrentLayer<GRU> {
   using Options = RecurrentOptions;
-  explicit GRU(const Options& options);
+  explicit GRU(const Options& o) : PlainRecurrentLayer("GRU", o, RecurrentCell::gru) {}
 };
 
 /// One step of one layer, the base of the cells. Parameters: weight_ih (G H, in), weight_hh (G H, H), bias_ih and
@@ -174,8 +167,7 @@ class RecurrentStep {
   RecurrentWeights weights;
 
  protected:
-  using Make = Variable (*)(const Shape& shape);
-  RecurrentStep(const char* name, int64_t input, int64_t hidden, bool bias, RecurrentCell cell, Make make);
+  RecurrentStep(const char* name, int64_t input, int64_t hidden, bool bias, RecurrentCell cell);
   void list(Fields& f);
   std::string text() const { return str("in ", input, ", hidden ", hidden); }
   LstmOutput step(const Variable& x, const Variable& h, const Variable& c);
@@ -193,8 +185,7 @@ template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentSt
 
  protected:
   RecurrentCellLayer(const char* name, const auto& o, RecurrentCell kind)
-      : RecurrentStep(name, o.input, o.hidden, o.bias, kind,
-                      [](const Shape& shape) { return Module::parameter(shape); }) {}
+      : RecurrentStep(name, o.input, o.hidden, o.bias, kind) {}
 };
 /// One step of an RNN.
 struct RNNCell : RecurrentCellLayer<RNNCell> {

@@ -58,8 +58,7 @@ Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 /// The bias that is added to the product of x and the input weight: input bias + hidden bias. For the candidate gate of
 /// a GRU it is the input bias only: the hidden bias is added to h W^T first, because a gate multiplies that sum.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
-  if (!input.defined() || !hidden.defined())
-    LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected two biases or none, got one; pass two");
+  LOCKSTEP_CHECK(input.defined() == hidden.defined(), "[recurrent] expected two biases or none, got one; pass two");
   if (!input.defined()) return {};
   if (cell != RecurrentCell::gru) return add(input, hidden);
   const int64_t early = input.size(0) / 3 * 2;
@@ -71,17 +70,10 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
 /// For every row of `out`, the state that its sequence had before the row's step. `first` holds the initial states.
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
-  const int64_t steps = int64_t(args.batch.size());
-  // rows [from, from + there) of `out` are the states of the previous step
-  int64_t at = args.reverse ? out.size(0) : 0, from = 0, there = 0;
-  for (int64_t i = 0; i < steps; ++i) {
-    const int64_t n = args.batch[size_t(args.reverse ? steps - 1 - i : i)];
-    if (args.reverse) at -= n;
-    const int64_t old = i == 0 ? 0 : std::min(n, there);
-    if (old > 0) before.narrow(0, at, old).copy_(out.narrow(0, from, old));
-    if (n > old) before.narrow(0, at + old, n - old).copy_(first.narrow(0, old, n - old));
-    from = at, there = n;
-    if (!args.reverse) at += n;
+  for (const StepRows& s : steps_of(args)) {
+    const int64_t fresh = s.rows - s.shared;
+    if (s.shared > 0) before.narrow(0, s.at, s.shared).copy_(out.narrow(0, s.before, s.shared));
+    if (fresh > 0) before.narrow(0, s.at + s.shared, fresh).copy_(first.narrow(0, s.shared, fresh));
   }
   return before;
 }
@@ -90,16 +82,14 @@ RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Var
                          const RecurrentWeights& w) {
   const bool lstm = args.cell == RecurrentCell::lstm, gru = args.cell == RecurrentCell::gru;
   const Variable inputs = linear(x, w.input, w.input_bias);
-  const int64_t steps = int64_t(args.batch.size()), width = w.hidden.size(0) / gates_of(args.cell);
+  const int64_t width = w.hidden.size(0) / gates_of(args.cell), all = args.batch[0];
   Variable h = first_h, c = first_c;
-  std::vector<Variable> out(static_cast<size_t>(steps));
-  int64_t at = args.reverse ? x.size(0) : 0;
-  for (int64_t i = 0; i < steps; ++i) {
-    const int64_t t = args.reverse ? steps - 1 - i : i, n = args.batch[size_t(t)], all = h.size(0);
-    if (args.reverse) at -= n;
+  std::vector<Variable> out;
+  for (const StepRows& s : steps_of(args)) {
+    const int64_t n = s.rows;
     const bool part = n < all;  // the other sequences have ended, or not begun
     const Variable before = part ? h.narrow(0, 0, n) : h, from_h = linear(before, w.hidden, w.hidden_bias),
-                   from_x = inputs.narrow(0, at, n);
+                   from_x = inputs.narrow(0, s.at, n);
     Variable next, cell;
     if (gru) {
       const auto a = from_x.split(width, 1), b = from_h.split(width, 1);
@@ -113,11 +103,11 @@ RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Var
     } else {
       next = args.cell == RecurrentCell::relu ? relu(from_x + from_h) : tanh(from_x + from_h);
     }
-    out[size_t(t)] = next;
+    out.push_back(next);
     h = part ? cat({next, h.narrow(0, n, all - n)}, 0) : next;
     if (lstm) c = part ? cat({cell, c.narrow(0, n, all - n)}, 0) : cell;
-    if (!args.reverse) at += n;
   }
+  if (args.reverse) std::reverse(out.begin(), out.end());
   return {cat(out, 0), h, lstm ? c : Variable()};
 }
 

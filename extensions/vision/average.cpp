@@ -27,25 +27,18 @@ Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
   return as_images(grad);
 }
 
-/// Records `out`, the product of `grad` with the transposed Jacobian of `operation`, which must be linear.
-template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
-  if (!needs_grad({&grad})) return out;
-  return record(name, {&grad}, std::move(out),
-                [operation](auto& back) { give_value(back, 0, operation(back.grad())); });
+/// Records `out` = pool(x), where `pool` is linear. grad(g) is the gradient of x for the incoming gradient g.
+template <class Pool, class Grad>
+Variable record_pool(const char* name, const char* grad_name, const Variable& x, Tensor out, Pool pool, Grad grad) {
+  return on_tape(name, {&x}, std::move(out), [=](auto& back) {
+    const auto& g = back.grad();
+    Tensor grad_x = grad(bare(g));
+    if constexpr (std::is_same_v<Value<decltype(back)>, Tensor>) back.give(0, std::move(grad_x));
+    else
+      back.give(0, on_tape(grad_name, {&g}, std::move(grad_x),
+                           [pool](auto& next) { give_value(next, 0, pool(next.grad())); }));
+  });
 }
-
-/// The derivative of `pool`, which must be linear. `grad` computes the input's gradient from the incoming gradient.
-template <class Pool, class Grad> struct AveragePoolBackward {
-  const char* name;
-  Pool pool;
-  Grad grad;
-
-  void operator()(Backward& back) const { back.give(0, grad(back.grad())); }
-  void operator()(RecordedBackward& back) const {
-    back.give(0, transposed(name, back.grad(), grad(back.grad().tensor()), pool));
-  }
-};
-template <class Pool, class Grad> AveragePoolBackward(const char*, Pool, Grad) -> AveragePoolBackward<Pool, Grad>;
 
 }  // namespace
 
@@ -91,14 +84,14 @@ Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape) {
 Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
   const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
   const auto grad = [args, shape = x.shape()](const Tensor& g) { return avg_pool2d_grad(g, shape, args); };
-  return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), AveragePoolBackward{"avg_pool2d_grad", pool, grad});
+  return record_pool("avg_pool2d", "avg_pool2d_grad", x, avg_pool2d(x.tensor(), args), pool, grad);
 }
 
 Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
   const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
   const auto grad = [shape = x.shape()](const Tensor& g) { return adaptive_avg_pool2d_grad(g, shape); };
-  return on_tape("adaptive_avg_pool2d", {&x}, adaptive_avg_pool2d(x.tensor(), height, width),
-                 AveragePoolBackward{"adaptive_avg_pool2d_grad", pool, grad});
+  return record_pool("adaptive_avg_pool2d", "adaptive_avg_pool2d_grad", x,
+                     adaptive_avg_pool2d(x.tensor(), height, width), pool, grad);
 }
 
 }  // namespace lockstep

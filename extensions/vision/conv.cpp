@@ -16,13 +16,6 @@
 namespace lockstep {
 namespace {
 
-/// Error unless a has the dtype and device of x.
-void check_like_type(const char* op, const Tensor& a, const Tensor& x) {
-  check_floating(op, a);
-  check_same_dtype(op, x, a);
-  check_same_device(op, x, a);
-}
-
 Tensor weight_gradient(const Tensor& g, const Tensor& x, const Shape& w_shape, const ConvArgs& args) {
   return conv2d_grad_weight(g, x, w_shape, args, false).weight;
 }
@@ -43,6 +36,15 @@ void check_volumes(const char* op, const char* weight, const Variable& x, const 
   check_triple(op, "dilation", args.dilation, 1);
 }
 
+/// Size of dim d + 2 of a transposed convolution's result, before it is checked.
+int64_t transposed_size(const char* op, const Shape& x, const Shape& w, const ConvArgs& args,
+                        const Dims& output_padding, int d) {
+  LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
+                 "] expected output_padding below the larger of stride and dilation, got ", output_padding);
+  return (x[d + 2] - 1) * args.stride[d] - 2 * args.padding[d] + args.dilation[d] * (w[d + 2] - 1) + output_padding[d] +
+         1;
+}
+
 /// The options along height and width of a 3-d convolution, for the 2-d convolution that computes it.
 ConvArgs behind_depth(const ConvArgs& a) {
   return {.stride = {a.stride[1], a.stride[2]},
@@ -56,8 +58,7 @@ ConvArgs behind_depth(const ConvArgs& a) {
 Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args,
                         const Dims& output_padding) {
   const char* op = "conv_transpose2d";
-  check_floating(op, x);
-  check_like_type(op, w, x);
+  check_product(op, x, w);
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);
   check_pair(op, "dilation", args.dilation, 1);
@@ -71,15 +72,12 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
                  w.shape(), ", groups ", args.groups, "), got ", x.shape());
   Shape shape{x.size(0), w.size(1) * args.groups};
   for (int d = 0; d < 2; ++d) {
-    LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
-                   "] expected output_padding below the larger of stride and dilation, got ", output_padding);
-    shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
-                    args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
+    shape.push_back(transposed_size(op, x.shape(), w.shape(), args, output_padding, d));
     LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ",
                    shape, " for input ", x.shape(), "; use a larger input or less padding");
   }
   if (bias.defined()) {
-    check_like_type(op, bias, x);
+    check_product(op, x, bias);
     LOCKSTEP_CHECK(bias.shape() == Shape{shape[1]}, "[", op, "] expected a bias ", Shape{shape[1]}, ", got ",
                    bias.shape());
   }
@@ -99,26 +97,26 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
   const Variable x = Autocast::low(input), w = Autocast::low(weight), bias = Autocast::low(shift);
   Tensor out =
       conv_transpose2d(x.tensor(), w.tensor(), bias.defined() ? bias.tensor() : Tensor(), args, output_padding);
-  if (!needs_grad({&x, &w, &bias})) return out;
-  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
   // A transposed convolution computes the input gradient of a convolution C. So the gradient with respect to x is C
   // applied to g, and the gradient with respect to w is C's weight gradient with x and g swapped.
-  return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
-                [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
-                  using T = Value<decltype(back)>;
-                  const T& g = back.grad();
-                  if (back.needs(2)) back.give(2, sum(g, {0, 2, 3}));
-                  // Output padding that is below the dilation may be as large as the stride or larger. For each
-                  // whole stride of it, the convolution of g returns an extra pixel, which narrow() removes.
-                  const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
-                  if (back.needs(0))
-                    back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
-                  if (back.needs(1)) {
-                    T from = back.input(0, x);
-                    if (rows + columns > 0) from = pad(from, {0, columns, 0, rows});
-                    back.give(1, weight_gradient(from, g, w_shape, args));
-                  }
-                });
+  return on_tape("conv_transpose2d", {&x, &w, &bias}, std::move(out),
+                 [x = w.requires_grad() ? Saved(x) : Saved(), w = x.requires_grad() ? Saved(w) : Saved(),
+                  shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
+                   using T = Value<decltype(back)>;
+                   const T& g = back.grad();
+                   if (back.needs(2)) back.give(2, sum(g, {0, 2, 3}));
+                   // Output padding that is below the dilation may be as large as the stride or larger. For each
+                   // whole stride of it, the convolution of g returns an extra pixel, which narrow() removes.
+                   const int64_t rows = output_padding[0] / args.stride[0],
+                                 columns = output_padding[1] / args.stride[1];
+                   if (back.needs(0))
+                     back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
+                   if (back.needs(1)) {
+                     T from = back.input(0, x);
+                     if (rows + columns > 0) from = pad(from, {0, columns, 0, rows});
+                     back.give(1, weight_gradient(from, g, w_shape, args));
+                   }
+                 });
 }
 
 Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, const ConvArgs& args) {
@@ -162,10 +160,7 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
                  weight.shape(), ", groups ", args.groups, "), got ", input.shape(), "; change the weight, or groups");
   Dims out;
   for (int d = 0; d < 3; ++d) {
-    LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
-                   "] expected output_padding below the larger of stride and dilation, got ", output_padding);
-    out.push_back((input.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
-                  args.dilation[d] * (weight.size(d + 2) - 1) + output_padding[d] + 1);
+    out.push_back(transposed_size(op, input.shape(), weight.shape(), args, output_padding, d));
     LOCKSTEP_CHECK(input.size(d + 2) >= 1 && weight.size(d + 2) >= 1 && out[d] >= 1, "[", op,
                    "] expected a result of at least one pixel, got ", out, " for input ", input.shape(),
                    "; use a larger input or kernel, or less padding");

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "autograd/autocast.h"
+#include "autograd/loss_common.h"
 #include "extensions/vision/resample.h"
 
 namespace lockstep {
@@ -16,12 +16,10 @@ Variable with_slope(const Tensor& value, const Tensor& slope, const Variable& x)
   return add(value, mul(masked_fill(sub(x, x.detach()), logical_not(isfinite(x.tensor())), 0), slope));
 }
 
-Tensor number_like(Scalar value, const Tensor& like) { return full({}, value, {like.dtype(), like.device()}); }
-
 /// Clamps to [low, high]. The slope is 0 outside and at the ends, as in PyTorch.
 Variable clipped(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
-  const Tensor inside = logical_and(gt(t, number_like(low, t)), lt(t, number_like(high, t)));
+  const Tensor inside = logical_and(gt(t, constant(low, t)), lt(t, constant(high, t)));
   return with_slope(clamp(t, low, high), inside.to(t.dtype()), x);
 }
 
@@ -30,11 +28,11 @@ Variable reflected(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
   if (high <= low) return clamp(t, 0, 0);
   const double span = high - low;
-  const Tensor from_low = sub(t, number_like(low, t)), length = abs(from_low);
+  const Tensor from_low = sub(t, constant(low, t)), length = abs(from_low);
   const Tensor rest = remainder(length, span), odd = remainder(floor_divide(length, span), 2);  // 0 or 1
   const Tensor back = rsub_scalar(mul_scalar(odd, 2), 1);                                       // 1, or -1
   const Tensor value = add_scalar(add(mul(rest, back), mul_scalar(odd, span)), low);
-  const Tensor negative = lt(from_low, number_like(0, t));
+  const Tensor negative = lt(from_low, constant(0, t));
   return with_slope(value, mul(back, masked_fill(ones_like(t), negative, -1)), x);
 }
 
@@ -60,7 +58,7 @@ struct GridSampler {
       const Tensor& t = at[d];
       const double last = double(sizes[d] - 1);
       // NaN fails both comparisons and counts as outside.
-      const Tensor out = logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));
+      const Tensor out = logical_not(logical_and(ge(t, constant(0, t)), le(t, constant(last, t))));
       const Tensor integers = masked_fill(t, out, 0).to(i64);
       index = d == 0 ? integers : add(mul_scalar(index, sizes[d]), integers);
       outside = d == 0 ? out : logical_or(outside, out);
@@ -91,7 +89,7 @@ struct GridSampler {
     for (size_t d = 0; d < at.size(); ++d) {
       const Variable place = padded(at[d], sizes[d]);
       const Tensor low = floor(place.tensor());
-      const Tensor infinite = eq(abs(low), number_like(INFINITY, low));  // infinite positions are outside; NaN stays
+      const Tensor infinite = eq(abs(low), constant(INFINITY, low));  // infinite positions are outside; NaN stays
       const Variable rest = masked_fill(sub(place, low), infinite, 0);
       integers.push_back({low, add_scalar(low, 1)});
       weights.push_back({rsub_scalar(rest, 1), rest});

@@ -1,10 +1,10 @@
 // Interpolation, and the windows of images as columns (unfold and fold).
 #include <cmath>
-#include <utility>
 
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
 #include "extensions/vision/resample.h"
+#include "tensor/layout.h"
 
 namespace lockstep {
 namespace {
@@ -14,14 +14,11 @@ const char* name_of(Resampling method) {
   return names[int(method)];
 }
 
-void check_pairs(const char* op, const UnfoldOptions& o) {
-  const std::pair<const char*, std::pair<const Dims&, int64_t>> rows[] = {
-      {"kernel", {o.kernel, 1}}, {"dilation", {o.dilation, 1}}, {"padding", {o.padding, 0}}, {"stride", {o.stride, 1}}};
-  for (const auto& [name, what] : rows) {
-    const auto& [pair, least] = what;
-    LOCKSTEP_CHECK(pair.rank() == 2 && pair[0] >= least && pair[1] >= least, "[", op, "] expected 2 values >= ", least,
-                   " for ", name, ", got ", pair);
-  }
+void check_options(const char* op, const UnfoldOptions& o) {
+  check_pair(op, "kernel", o.kernel, 1);
+  check_pair(op, "dilation", o.dilation, 1);
+  check_pair(op, "padding", o.padding, 0);
+  check_pair(op, "stride", o.stride, 1);
 }
 
 /// The number of windows along each dim of an image (height, width).
@@ -91,7 +88,7 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
 }
 
 Variable unfold(const Variable& x, const UnfoldOptions& o) {
-  check_pairs("unfold", o);
+  check_options("unfold", o);
   LOCKSTEP_CHECK(x.dim() == 4, "[unfold] expected an input (N, C, H, W), got ", x.shape(), "; unsqueeze() it");
   const Dims size{x.size(2), x.size(3)}, windows = windows_of("unfold", size, o);
   const int64_t n = x.size(0), c = x.size(1);
@@ -102,7 +99,7 @@ Variable unfold(const Variable& x, const UnfoldOptions& o) {
 }
 
 Variable fold(const Variable& columns, const Dims& size, const UnfoldOptions& o) {
-  check_pairs("fold", o);
+  check_options("fold", o);
   LOCKSTEP_CHECK(size.rank() == 2 && size[0] >= 1 && size[1] >= 1, "[fold] expected a size (H, W) >= 1, got ", size);
   const Dims windows = windows_of("fold", size, o);
   const int64_t each = o.kernel[0] * o.kernel[1], count = windows[0] * windows[1];

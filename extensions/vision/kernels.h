@@ -15,13 +15,9 @@ struct ResampleAxis {
   std::vector<double> weight = {};
   bool is_same() const { return first.empty(); }  ///< true for the identity
 };
-/// The axes of a 2-d resampling.
-struct ResampleArgs {
-  const ResampleAxis &rows, &columns;
-};
 
-/// Resamples dims H and W of x (units, H, W, C) to P and Q of out (units, P, Q, C), as `args` says; f32 or f64.
-using Resample = void(const Tensor& x, const ResampleArgs& args, Tensor& out);
+/// Resamples dims H and W of x (units, H, W, C) to P and Q of out (units, P, Q, C); f32 or f64.
+using Resample = void(const Tensor& x, const ResampleAxis& rows, const ResampleAxis& columns, Tensor& out);
 
 namespace on_cpu {
 /// Resamples planes on the CPU.

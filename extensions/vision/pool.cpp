@@ -73,14 +73,6 @@ Tensor window_numbers(int64_t in, int64_t out, int64_t& longest) {
   return Tensor::from(numbers, {out * longest});
 }
 
-/// The shape with dim `d` split into two dims of sizes a and b.
-Shape split_shape(const Shape& shape, int d, int64_t a, int64_t b) {
-  Shape split = shape;
-  split[d] = a;
-  split.insert(d + 1, b);
-  return split;
-}
-
 }  // namespace
 
 Variable max_pool(const Variable& x, const PoolArgs& args) {
@@ -134,7 +126,9 @@ VariableIndices adaptive_max_pool(const Variable& x, const Dims& sizes) {
     const Tensor numbers = window_numbers(x.size(d + 2), known[d], longest).to(x.device());
     for (int e = d + 3; e < x.dim(); ++e) behind *= x.size(e);
     const Variable windows = index_select(values, d + 2, numbers);
-    const Shape shape = split_shape(windows.shape(), d + 2, known[d], longest);
+    Shape shape = windows.shape();
+    shape[d + 2] = known[d];
+    shape.insert(d + 3, longest);
     auto [best, at] = max(windows.reshape(shape), d + 3);
     Shape own = Dims::filled(shape.rank(), 1);
     own[d + 2] = known[d], own[d + 3] = longest;
@@ -157,20 +151,17 @@ Variable lp_pool(const Variable& input, double p, const PoolArgs& args) {
 }
 
 Variable max_unpool(const Variable& x, const Tensor& indices, const Dims& sizes) {
-  const int dims = check_pooled("max_unpool", x, {&sizes});
+  check_pooled("max_unpool", x, {&sizes});
   LOCKSTEP_CHECK(indices.dtype() == i64 && indices.shape() == x.shape(),
                  "[max_unpool] expected i64 indices like the input ", x.shape(), ", got ", indices.dtype(), " ",
                  indices.shape(), "; max pooling with indices gives them");
   Shape shape{x.size(0), x.size(1)};
-  int64_t count = 1;
-  for (int d = 0; d < dims; ++d) {
-    LOCKSTEP_CHECK(sizes[d] >= 1, "[max_unpool] expected sizes >= 1, got ", sizes);
-    shape.push_back(sizes[d]);
-    count *= x.size(d + 2);
+  for (const int64_t size : sizes) {
+    LOCKSTEP_CHECK(size >= 1, "[max_unpool] expected sizes >= 1, got ", sizes);
+    shape.push_back(size);
   }
-  const Shape flat{x.size(0), x.size(1), count};
   const Tensor none = zeros({x.size(0), x.size(1), numel_of(sizes)}, {.dtype = x.dtype(), .device = x.device()});
-  return scatter(Variable(none), 2, indices.reshape(flat), x.reshape(flat)).reshape(shape);
+  return scatter(Variable(none), 2, indices.flatten(2), x.flatten(2)).reshape(shape);
 }
 
 namespace nn {

@@ -121,7 +121,7 @@ Tensor composed_along(const Tensor& x, int64_t d, const ResampleAxis& axis) {
 void run_resample(const Tensor& x, const ResampleAxis& rows, const ResampleAxis& columns, int64_t units, int64_t inner,
                   Tensor out) {
   Tensor to = out.view({units, rows.out, columns.out, inner});
-  resample_op(x.device(), x.view({units, rows.in, columns.in, inner}), {rows, columns}, to);
+  resample_op(x.device(), x.view({units, rows.in, columns.in, inner}), rows, columns, to);
 }
 
 ResampleAxis same_axis(int64_t size) { return {.in = size, .out = size}; }

@@ -1,8 +1,10 @@
 // Batch norm with statistics of all ranks. See sync_batch_norm.h.
 #include "extensions/vision/sync_batch_norm.h"
 
+#include <numeric>
+
 #include "autograd/autocast.h"
-#include "autograd/tape.h"
+#include "autograd/recorded.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {
@@ -26,8 +28,6 @@ struct Moments {
   }
 };
 
-Tensor in_f32(const Tensor& x) { return size_of(x.dtype()) == 2 ? x.to(f32) : x; }
-
 Moments moments_of_all(const Tensor& x, dist::ProcessGroup& group) {
   const int64_t channels = x.size(1), width = 2 * channels + 1;
   const Tensor row = zeros({width}, {.dtype = f64, .device = x.device()});
@@ -35,10 +35,9 @@ Moments moments_of_all(const Tensor& x, dist::ProcessGroup& group) {
     Dims dims{0};
     for (int d = 2; d < x.dim(); ++d) dims.push_back(d);
     const double count = double(x.numel() / channels);
-    const Tensor wide = in_f32(x);
     row.narrow(0, 0, 1).fill_(count);
-    row.narrow(0, 1, channels).copy_(mean(wide, dims));
-    row.narrow(0, 1 + channels, channels).copy_(mul_scalar(var(wide, dims, 0).to(f64), count));
+    row.narrow(0, 1, channels).copy_(mean(x, dims));
+    row.narrow(0, 1 + channels, channels).copy_(mul_scalar(var(x, dims, 0).to(f64), count));
   }
   const Tensor rows = empty({width * group.size()}, {.dtype = f64, .device = x.device()});
   group.all_gather(rows, row, {.tag = "batch norm statistics"});
@@ -57,12 +56,6 @@ Tensor channel_tensor(std::vector<double> values, double divisor, DType dtype, D
   return Tensor::from(values, {n}).to(dtype).to(device);
 }
 
-Shape per_channel(const Tensor& x) {
-  Shape shape = Dims::filled(x.dim() - 1, 1);
-  shape[0] = x.size(1);
-  return shape;
-}
-
 }  // namespace
 
 Variable sync_batch_norm(const Variable& input, const Variable& scale, const Variable& shift,
@@ -72,11 +65,11 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
   LOCKSTEP_CHECK(input.dim() >= 2, "[sync_batch_norm] expected x (N, C, ...), got ", input.shape(), "; unsqueeze() it");
   if (group->size() == 1) return batch_norm(input, scale, shift, running_mean, running_var, true, momentum, eps);
   const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);
-  const Moments moments = moments_of_all(x.tensor(), *group);
+  const DType dtype = size_of(x.dtype()) == 2 ? f32 : x.dtype();
+  const Moments moments = moments_of_all(x.tensor().to(dtype), *group);
   const double count = moments.count;
   LOCKSTEP_CHECK(count > 1, "[sync_batch_norm] expected more than one value per channel over all ranks, got ", count,
                  "; give it more samples, or call eval()");
-  const DType dtype = in_f32(empty({0}, {.dtype = x.dtype()})).dtype();
   const Tensor mean = channel_tensor(moments.mean, 1, dtype, x.device()),
                var = channel_tensor(moments.m2, count, dtype, x.device());
   const auto tensor_of = [](const Variable& v) { return v.defined() ? v.tensor() : Tensor(); };
@@ -85,10 +78,8 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
     running_mean.copy_(lerp(running_mean.to(dtype), mean, momentum));
     running_var.copy_(lerp(running_var.to(dtype), channel_tensor(moments.m2, count - 1, dtype, x.device()), momentum));
   }
-  if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);
-  Tensor out = std::move(result.out);
-  result.out = {};
-  return record(
+  Tensor out = std::exchange(result.out, {});
+  return on_tape(
       "sync_batch_norm", {&x, &weight, &bias}, std::move(out),
       [x = Saved(x), weight = Saved(weight), result = std::move(result), group = std::move(group), count,
        dtype](Backward& back) {
@@ -110,25 +101,27 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
                      slope = div_scalar(sums.narrow(0, channels, channels), count);
         const Tensor rstd = result.rstd.to(f64), scale = mul(w.to(f64), rstd), a = neg(mul(mul(scale, rstd), slope));
         const Tensor b = neg(mul(scale, grad_mean));
-        const Shape shape = per_channel(data);
+        Shape shape = Dims::filled(data.dim() - 1, 1);
+        shape[0] = channels;
         const Tensor correction =
-            add(mul(sub(in_f32(data), result.mean.view(shape)), a.to(dtype).view(shape)), b.to(dtype).view(shape));
-        back.give(0, add(in_f32(grads.x), correction).to(data.dtype()));
+            add(mul(sub(data.to(dtype), result.mean.view(shape)), a.to(dtype).view(shape)), b.to(dtype).view(shape));
+        back.give(0, add(grads.x.to(dtype), correction).to(data.dtype()));
       });
 }
 
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* given) {
   dist::ProcessGroup& parent = given ? *given : dist::world();
-  std::vector<nn::BatchNorm*> layers;
-  module.apply([&](nn::Module& m) {
-    if (auto* layer = dynamic_cast<nn::BatchNorm*>(&m)) layers.push_back(layer);
-  });
   std::vector<int> ranks(static_cast<size_t>(parent.size()));
-  for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = int(r);
+  std::iota(ranks.begin(), ranks.end(), 0);
   const std::shared_ptr<dist::ProcessGroup> group = parent.new_group(ranks, parent.name() + ".sync_batch_norm");
-  for (nn::BatchNorm* layer : layers)
+  int layers = 0;
+  module.apply([&](nn::Module& m) {
+    auto* const layer = dynamic_cast<nn::BatchNorm*>(&m);
+    if (!layer) return;
     layer->across_ranks = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
-  return int(layers.size());
+    ++layers;
+  });
+  return layers;
 }
 
 }  // namespace lockstep::parallel

@@ -67,26 +67,6 @@ template <class T> class Slivers {
   Ref<Storage> storage_;
 };
 
-/// The time steps in the order of computation. Each row of a step is a sequence of the batch. The first `shared` rows
-/// of a step continue sequences of the step before, and the other rows begin with the initial states.
-struct Steps {
-  struct Step {
-    // This step's first row and number of rows; the previous step's first row; number of sequences in both steps.
-    int64_t at, rows, before, shared;
-  };
-  std::vector<Step> all;
-
-  explicit Steps(const RecurrentArgs& args) {
-    const int64_t count = int64_t(args.batch.size());
-    int64_t at = 0;
-    for (const int64_t n : args.batch) all.push_back({at, n, 0, 0}), at += n;
-    if (args.reverse) std::reverse(all.begin(), all.end());
-    for (int64_t i = 1; i < count; ++i)
-      all[size_t(i)].before = all[size_t(i - 1)].at,
-      all[size_t(i)].shared = std::min(all[size_t(i)].rows, all[size_t(i - 1)].rows);
-  }
-};
-
 /// Divides a product of `rows` rows and n columns into tiles: strips of `wide` columns, cut every `high` rows. Calls
 /// fn(first row of the tile, its number of rows, number of its strip) for each. The strips are divided among threads.
 template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t work, const Fn& fn) {
@@ -109,8 +89,8 @@ template <class Fn> void in_two(int64_t r, int64_t rows, int64_t split, const Fn
 template <class T> struct Pass {
   const RecurrentArgs& args;
   const Tensor &w, &w_project;
-  const int64_t hidden, fed, gates = w.size(0) / hidden, all = w.size(0);
-  const Steps steps{args};
+  const int64_t gates = gates_of(args.cell), all = w.size(0), hidden = all / gates, fed = w.size(1);
+  const std::vector<StepRows> steps = steps_of(args);
 
   /// Computes the cell for n hidden units of one sequence. `g` holds the products of the gates with the input, those of
   /// gate k from g + k * hidden on, and receives the gates. sums[k] holds gate k's products with h_old.
@@ -203,7 +183,7 @@ template <class T> struct Pass {
     const Tensor raw = projects ? empty({batch, hidden}, {.dtype = h.dtype(), .device = cpu}) : Tensor();
     T* const first_h = h.data<T>();
     T* const first_c = lstm ? c.data<T>() : nullptr;
-    for (const Steps::Step& s : steps.all) {
+    for (const StepRows& s : steps) {
       each_tile<T>(s.rows, hidden, gates * fed, [&](int64_t r0, int64_t count, int64_t sliver) {
         const int64_t j = sliver * wide<T>, n = std::min(wide<T>, hidden - j);
         in_two(r0, count, s.shared, [&](int64_t r, int64_t rows, bool shared) {
@@ -229,9 +209,9 @@ template <class T> struct Pass {
         });
     }
     // The last states of a sequence are those of the last step that contains it.
-    for (size_t i = 0; i < steps.all.size(); ++i) {
-      const Steps::Step& s = steps.all[i];
-      const int64_t on = i + 1 < steps.all.size() ? steps.all[i + 1].shared : 0;  // sequences that continue
+    for (size_t i = 0; i < steps.size(); ++i) {
+      const StepRows& s = steps[i];
+      const int64_t on = i + 1 < steps.size() ? steps[i + 1].shared : 0;  // sequences that continue
       std::copy_n(out + (s.at + on) * fed, (s.rows - on) * fed, first_h + on * fed);
       if (lstm) std::copy_n(cells + (s.at + on) * hidden, (s.rows - on) * hidden, first_c + on * hidden);
     }
@@ -254,10 +234,9 @@ template <class T> struct Pass {
     const Slivers<T> weights(w.data<T>(), all, fed, fed, int64_t(1));
     std::optional<Slivers<T>> up;
     if (projects) up.emplace(w_project.data<T>(), fed, hidden, hidden, int64_t(1));
-    const Steps::Step* later = nullptr;  // the next time step: its gate gradients times the weights are added to dh
-    const int64_t count = int64_t(steps.all.size());
-    for (int64_t i = count - 1; i >= -1; --i) {
-      const Steps::Step* const s = i >= 0 ? &steps.all[size_t(i)] : nullptr;
+    const StepRows* later = nullptr;  // the next time step: its gate gradients times the weights are added to dh
+    for (int64_t i = int64_t(steps.size()) - 1; i >= -1; --i) {
+      const StepRows* const s = i >= 0 ? &steps[size_t(i)] : nullptr;
       const auto cells_of = [&](int64_t r, int64_t j, int64_t n, T* d) {
         const int64_t row = s->at + r;
         const bool shared = r < s->shared;
@@ -300,10 +279,7 @@ template <class T> struct Pass {
 template <class T> T* data_or_null(const Tensor& x) { return x.defined() ? x.data<T>() : nullptr; }
 
 template <class Fn> void with_pass(const RecurrentArgs& args, const Tensor& w, const Tensor& w_project, const Fn& fn) {
-  const int64_t gates = args.cell == RecurrentCell::lstm ? 4 : args.cell == RecurrentCell::gru ? 3 : 1;
-  dispatch<float, double>(w.dtype(), "recurrent", [&]<class T> {
-    fn(Pass<T>{args, w, w_project, w.size(0) / gates, w.size(1)});
-  });
+  dispatch<float, double>(w.dtype(), "recurrent", [&]<class T> { fn(Pass<T>{args, w, w_project}); });
 }
 
 }  // namespace

@@ -13,22 +13,20 @@ struct Window {
 };
 using Windows = std::vector<Window>;
 
-Windows pool_windows(int64_t size, int64_t outputs, int d, const PoolArgs& args) {
+/// The windows along dim d + 2 of the images x, one for each place of `out`. Adaptive windows if `args` is null.
+Windows windows_of(const Tensor& x, const Tensor& out, int d, const PoolArgs* args) {
+  const int64_t size = x.size(d + 2), outputs = out.size(d + 2);
   Windows windows;
   for (int64_t i = 0; i < outputs; ++i) {
-    const int64_t start = i * args.stride[d] - args.padding[d];
-    const int64_t padded_end = std::min(start + args.kernel[d], size + args.padding[d]);
+    if (!args) {
+      const int64_t begin = i * size / outputs, end = ((i + 1) * size + outputs - 1) / outputs;
+      windows.push_back({begin, end, end - begin});
+      continue;
+    }
+    const int64_t start = i * args->stride[d] - args->padding[d];
+    const int64_t padded_end = std::min(start + args->kernel[d], size + args->padding[d]);
     const int64_t begin = std::max<int64_t>(start, 0), end = std::min(padded_end, size);
-    windows.push_back({begin, end, args.count_include_pad ? padded_end - start : end - begin});
-  }
-  return windows;
-}
-
-Windows adaptive_windows(int64_t size, int64_t outputs) {
-  Windows windows;
-  for (int64_t i = 0; i < outputs; ++i) {
-    const int64_t begin = i * size / outputs, end = ((i + 1) * size + outputs - 1) / outputs;
-    windows.push_back({begin, end, end - begin});
+    windows.push_back({begin, end, args->count_include_pad ? padded_end - start : end - begin});
   }
   return windows;
 }
@@ -72,29 +70,20 @@ template <class T> void average_grad(const Tensor& grad, const Windows& rows, co
   });
 }
 
+void pool(const Tensor& x, const PoolArgs* args, Tensor& out) {
+  const Windows rows = windows_of(x, out, 0, args), columns = windows_of(x, out, 1, args);
+  in_compute_type(x, out, [&]<class T>(const Tensor& in, Tensor& to) { average<T>(in, rows, columns, to); });
+}
+void pool_grad(const Tensor& grad, const PoolArgs* args, Tensor& grad_x) {
+  const Windows rows = windows_of(grad_x, grad, 0, args), columns = windows_of(grad_x, grad, 1, args);
+  in_compute_type(grad, grad_x, [&]<class T>(const Tensor& in, Tensor& to) { average_grad<T>(in, rows, columns, to); });
+}
+
 }  // namespace
 
-void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) {
-  const Windows rows = pool_windows(x.size(2), out.size(2), 0, args),
-                columns = pool_windows(x.size(3), out.size(3), 1, args);
-  in_compute_type(x, out, [&]<class T>(const Tensor& in, Tensor& to) { average<T>(in, rows, columns, to); });
-}
-
-void avg_pool2d_grad(const Tensor& grad, const PoolArgs& args, Tensor& grad_x) {
-  const Windows rows = pool_windows(grad_x.size(2), grad.size(2), 0, args),
-                columns = pool_windows(grad_x.size(3), grad.size(3), 1, args);
-  in_compute_type(grad, grad_x, [&]<class T>(const Tensor& in, Tensor& to) { average_grad<T>(in, rows, columns, to); });
-}
-
-void adaptive_avg_pool2d(const Tensor& x, Tensor& out) {
-  const Windows rows = adaptive_windows(x.size(2), out.size(2)), columns = adaptive_windows(x.size(3), out.size(3));
-  in_compute_type(x, out, [&]<class T>(const Tensor& in, Tensor& to) { average<T>(in, rows, columns, to); });
-}
-
-void adaptive_avg_pool2d_grad(const Tensor& grad, Tensor& grad_x) {
-  const Windows rows = adaptive_windows(grad_x.size(2), grad.size(2)),
-                columns = adaptive_windows(grad_x.size(3), grad.size(3));
-  in_compute_type(grad, grad_x, [&]<class T>(const Tensor& in, Tensor& to) { average_grad<T>(in, rows, columns, to); });
-}
+void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) { pool(x, &args, out); }
+void avg_pool2d_grad(const Tensor& grad, const PoolArgs& args, Tensor& grad_x) { pool_grad(grad, &args, grad_x); }
+void adaptive_avg_pool2d(const Tensor& x, Tensor& out) { pool(x, nullptr, out); }
+void adaptive_avg_pool2d_grad(const Tensor& grad, Tensor& grad_x) { pool_grad(grad, nullptr, grad_x); }
 
 }  // namespace lockstep::on_cpu

@@ -18,14 +18,10 @@ template <class T> struct Axis {
   const int32_t* first;
   std::vector<T> weight;
   bool same;
-  explicit Axis(const ResampleAxis& a)
-      : in(a.in),
-        out(a.out),
-        taps(a.taps),
-        first(a.first.data()),
-        weight(a.weight.begin(), a.weight.end()),
-        same(a.is_same()) {}
 };
+template <class T> Axis<T> axis_of(const ResampleAxis& a) {
+  return {a.in, a.out, a.taps, a.first.data(), std::vector<T>(a.weight.begin(), a.weight.end()), a.is_same()};
+}
 
 template <class T, int K, bool more> void add_lines(const T* const* lines, const T* w, int64_t n, T* __restrict out) {
   const T *a = lines[0], *b = lines[K > 1 ? 1 : 0], *c = lines[K > 2 ? 2 : 0], *d = lines[K > 3 ? 3 : 0];
@@ -39,21 +35,26 @@ template <class T, int K, bool more> void add_lines(const T* const* lines, const
   }
 }
 
+/// Calls fn.operator()<K, more>(first) for groups of K <= 4 of `count` terms; `more` is true for all groups but the
+/// first.
+template <class Fn> void in_fours(int64_t count, const Fn& fn) {
+  const auto call = [&]<int K>(int64_t at) {
+    if (at == 0) fn.template operator()<K, false>(at);
+    else fn.template operator()<K, true>(at);
+  };
+  for (int64_t at = 0; at < count; at += 4) {
+    const int64_t left = count - at;
+    if (left == 1) call.template operator()<1>(at);
+    else if (left == 2) call.template operator()<2>(at);
+    else if (left == 3) call.template operator()<3>(at);
+    else call.template operator()<4>(at);
+  }
+}
+
 /// The weighted sum of `count` lines of n numbers.
 template <class T> void sum_lines(const T* const* lines, const T* w, int64_t count, int64_t n, T* out) {
-  if (count == 0) return void(std::fill_n(out, n, T(0)));
-  for (int64_t at = 0; at < count; at += 4) {
-    const auto add = [&]<int K> {
-      if (at == 0) add_lines<T, K, false>(lines + at, w + at, n, out);
-      else add_lines<T, K, true>(lines + at, w + at, n, out);
-    };
-    switch (std::min<int64_t>(4, count - at)) {
-      case 1: add.template operator()<1>(); break;
-      case 2: add.template operator()<2>(); break;
-      case 3: add.template operator()<3>(); break;
-      default: add.template operator()<4>();
-    }
-  }
+  if (count == 0) std::fill_n(out, n, T(0));
+  in_fours(count, [&]<int K, bool more>(int64_t at) { add_lines<T, K, more>(lines + at, w + at, n, out); });
 }
 
 template <class T, int K, bool more>
@@ -72,22 +73,10 @@ void add_places(const T* line, const int32_t* first, const T* w, int64_t n, T* _
 /// Resamples a line of x along an axis. The `inner` adjacent numbers of a position have the same weights.
 template <class T> void stretch(const T* line, const Axis<T>& axis, int64_t inner, T* out) {
   if (axis.same) return void(std::copy_n(line, axis.out * inner, out));
-  if (inner == 1) {
-    for (int64_t k = 0; k < axis.taps; k += 4) {
-      const T* const w = axis.weight.data() + k * axis.out;
-      const auto add = [&]<int K> {
-        if (k == 0) add_places<T, K, false>(line, axis.first, w, axis.out, out);
-        else add_places<T, K, true>(line + k, axis.first, w, axis.out, out);
-      };
-      switch (std::min<int64_t>(4, axis.taps - k)) {
-        case 1: add.template operator()<1>(); break;
-        case 2: add.template operator()<2>(); break;
-        case 3: add.template operator()<3>(); break;
-        default: add.template operator()<4>();
-      }
-    }
-    return;
-  }
+  if (inner == 1)
+    return in_fours(axis.taps, [&]<int K, bool more>(int64_t k) {
+      add_places<T, K, more>(line + k, axis.first, axis.weight.data() + k * axis.out, axis.out, out);
+    });
   std::vector<const T*> lines;
   std::vector<T> weights;
   for (int64_t i = 0; i < axis.out; ++i) {
@@ -101,8 +90,9 @@ template <class T> void stretch(const T* line, const Axis<T>& axis, int64_t inne
   }
 }
 
-template <class T> void resample_planes(const Tensor& x, const ResampleArgs& args, Tensor& out) {
-  const Axis<T> rows(args.rows), columns(args.columns);
+template <class T>
+void resample_planes(const Tensor& x, const ResampleAxis& down, const ResampleAxis& across, Tensor& out) {
+  const Axis<T> rows = axis_of<T>(down), columns = axis_of<T>(across);
   const int64_t inner = x.size(3), from_line = columns.in * inner, to_line = columns.out * inner;
   const T* const from = x.data<T>();
   T* const to = out.data<T>();
@@ -146,9 +136,9 @@ template <class T> void resample_planes(const Tensor& x, const ResampleArgs& arg
 
 }  // namespace
 
-void resample(const Tensor& x, const ResampleArgs& args, Tensor& out) {
+void resample(const Tensor& x, const ResampleAxis& rows, const ResampleAxis& columns, Tensor& out) {
   if (out.numel() == 0) return;
-  dispatch<float, double>(x.dtype(), "resample", [&]<class T> { resample_planes<T>(x, args, out); });
+  dispatch<float, double>(x.dtype(), "resample", [&]<class T> { resample_planes<T>(x, rows, columns, out); });
 }
 
 }  // namespace lockstep::on_cpu

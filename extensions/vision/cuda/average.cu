@@ -36,12 +36,11 @@ struct Axis {
   }
 };
 
-Axis axis(const Tensor& x, const Tensor& out, int d, const PoolArgs& args) {
-  return {x.size(d + 2),   out.size(d + 2), args.kernel[d],        args.stride[d],
-          args.padding[d], false,           args.count_include_pad};
-}
-Axis adaptive_axis(const Tensor& x, const Tensor& out, int d) {
-  return {.size = x.size(d + 2), .outputs = out.size(d + 2), .adaptive = true};
+/// Windows along dim d + 2 of the images x; adaptive ones if `args` is null.
+Axis axis(const Tensor& x, const Tensor& out, int d, const PoolArgs* args) {
+  const int64_t size = x.size(d + 2), outputs = out.size(d + 2);
+  if (!args) return {.size = size, .outputs = outputs, .adaptive = true};
+  return {size, outputs, args->kernel[d], args->stride[d], args->padding[d], false, args->count_include_pad};
 }
 
 template <class T>
@@ -77,14 +76,16 @@ __global__ void __launch_bounds__(image_threads)
   });
 }
 
-void average(const char* op, const Tensor& x, const Axis& rows, const Axis& columns, Tensor& out) {
+void average(const char* op, const Tensor& x, const PoolArgs* args, Tensor& out) {
+  const Axis rows = axis(x, out, 0, args), columns = axis(x, out, 1, args);
   const bool last = is_channels_last(x);
   const Images in(x, last), result(out, last);
   for_floats(op, x, [&]<class T> {
     launch_over_images(op, result.count(), average_kernel<T>, x.data<T>(), in, result, rows, columns, out.data<T>());
   });
 }
-void average_grad(const char* op, const Tensor& grad, const Axis& rows, const Axis& columns, Tensor& grad_x) {
+void average_grad(const char* op, const Tensor& grad, const PoolArgs* args, Tensor& grad_x) {
+  const Axis rows = axis(grad_x, grad, 0, args), columns = axis(grad_x, grad, 1, args);
   const bool last = is_channels_last(grad_x);
   const Images in(grad_x, last), result(grad, last);
   for_floats(op, grad, [&]<class T> {
@@ -95,18 +96,13 @@ void average_grad(const char* op, const Tensor& grad, const Axis& rows, const Ax
 
 }  // namespace
 
-void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) {
-  average("avg_pool2d", x, axis(x, out, 0, args), axis(x, out, 1, args), out);
-}
+void avg_pool2d(const Tensor& x, const PoolArgs& args, Tensor& out) { average("avg_pool2d", x, &args, out); }
 void avg_pool2d_grad(const Tensor& grad, const PoolArgs& args, Tensor& grad_x) {
-  average_grad("avg_pool2d_grad", grad, axis(grad_x, grad, 0, args), axis(grad_x, grad, 1, args), grad_x);
+  average_grad("avg_pool2d_grad", grad, &args, grad_x);
 }
-void adaptive_avg_pool2d(const Tensor& x, Tensor& out) {
-  average("adaptive_avg_pool2d", x, adaptive_axis(x, out, 0), adaptive_axis(x, out, 1), out);
-}
+void adaptive_avg_pool2d(const Tensor& x, Tensor& out) { average("adaptive_avg_pool2d", x, nullptr, out); }
 void adaptive_avg_pool2d_grad(const Tensor& grad, Tensor& grad_x) {
-  average_grad("adaptive_avg_pool2d_grad", grad, adaptive_axis(grad_x, grad, 0), adaptive_axis(grad_x, grad, 1),
-               grad_x);
+  average_grad("adaptive_avg_pool2d_grad", grad, nullptr, grad_x);
 }
 
 }  // namespace lockstep::on_cuda

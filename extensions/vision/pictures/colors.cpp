@@ -9,7 +9,9 @@
 namespace lockstep::data {
 namespace {
 
-Tensor coloured(const char* op, const Tensor& x) {
+/// Checks and returns a picture of 1 or 3 channels; checks the factor of a blend, if there is one.
+Tensor coloured(const char* op, const Tensor& x, double factor = 0) {
+  LOCKSTEP_CHECK(factor >= 0, "[", op, "] expected a factor >= 0, got ", factor);
   Tensor in = picture(op, x);
   LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape(),
                  "; read the picture with ImageMode::rgb");
@@ -30,18 +32,16 @@ template <class T> T gray_at(const T* p, int64_t n, int64_t i) {
   return T(0.2989f * float(p[i]) + 0.587f * float(p[n + i]) + 0.114f * float(p[2 * n + i]));
 }
 
-/// out = factor * in + (1 - factor) * other(pixel index within a channel, channel), clamped.
-template <class T, class Fn> void blend(const Tensor& in, const Tensor& out, double factor, Fn other) {
-  const float f = float(factor), rest = float(1 - factor);
-  const T* from = in.data<T>();
-  T* to = out.data<T>();
-  const int64_t channels = in.size(0), n = in.size(1) * in.size(2);
-  for (int64_t c = 0; c < channels; ++c, from += n, to += n)
-    for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>(f * float(from[i]) + rest * float(other(i, c)));
-}
-
-void check_factor(const char* op, double factor) {
-  LOCKSTEP_CHECK(factor >= 0, "[", op, "] expected a factor >= 0, got ", factor);
+/// factor * in + (1 - factor) * other, clamped. other_of(pixels of in) returns a function of the pixel's index within a
+/// channel, and of the channel.
+template <class Fn> Tensor blend(const Tensor& in, double factor, const Fn& other_of) {
+  return mapped(in, [&]<class T>(const T* from, T* to) {
+    const auto other = other_of(from);
+    const float f = float(factor), rest = float(1 - factor);
+    const int64_t channels = in.size(0), n = in.size(1) * in.size(2);
+    for (int64_t c = 0; c < channels; ++c, from += n, to += n)
+      for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>(f * float(from[i]) + rest * float(other(i, c)));
+  });
 }
 
 struct Hsv {
@@ -88,49 +88,34 @@ Tensor grayscale(const Tensor& x, int64_t channels) {
 }
 
 Tensor adjust_brightness(const Tensor& x, double factor) {
-  check_factor("adjust_brightness", factor);
-  const Tensor in = coloured("adjust_brightness", x), out = empty_like(in);
-  dispatch<uint8_t, float>(x.dtype(), "adjust_brightness",
-                           [&]<class T> { blend<T>(in, out, factor, [](int64_t, int64_t) { return 0.f; }); });
-  return out;
+  const Tensor in = coloured("adjust_brightness", x, factor);
+  return blend(in, factor, [](const auto*) { return [](int64_t, int64_t) { return 0.f; }; });
 }
 
 Tensor adjust_contrast(const Tensor& x, double factor) {
-  check_factor("adjust_contrast", factor);
-  const Tensor in = coloured("adjust_contrast", x), out = empty_like(in);
+  const Tensor in = coloured("adjust_contrast", x, factor);
   const int64_t n = in.size(1) * in.size(2);
-  dispatch<uint8_t, float>(x.dtype(), "adjust_contrast", [&]<class T> {
-    const T* from = in.data<T>();
+  return blend(in, factor, [&](const auto* from) {
     double sum = 0;
     for (int64_t i = 0; i < n; ++i) sum += double(in.size(0) == 1 ? from[i] : gray_at(from, n, i));
-    const float mean = float(sum / double(n));
-    blend<T>(in, out, factor, [mean](int64_t, int64_t) { return mean; });
+    return [mean = float(sum / double(n))](int64_t, int64_t) { return mean; };
   });
-  return out;
 }
 
 Tensor adjust_saturation(const Tensor& x, double factor) {
-  check_factor("adjust_saturation", factor);
-  const Tensor in = coloured("adjust_saturation", x);
+  const Tensor in = coloured("adjust_saturation", x, factor);
   if (in.size(0) == 1) return in;
-  const Tensor out = empty_like(in);
-  const int64_t n = in.size(1) * in.size(2);
-  dispatch<uint8_t, float>(x.dtype(), "adjust_saturation", [&]<class T> {
-    const T* from = in.data<T>();
-    blend<T>(in, out, factor, [from, n](int64_t i, int64_t) { return gray_at(from, n, i); });
+  return blend(in, factor, [n = in.size(1) * in.size(2)](const auto* from) {
+    return [from, n](int64_t i, int64_t) { return gray_at(from, n, i); };
   });
-  return out;
 }
 
 Tensor adjust_hue(const Tensor& x, double shift) {
   LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5, "[adjust_hue] expected a hue shift in [-0.5, 0.5] turns, got ", shift);
   const Tensor in = coloured("adjust_hue", x);
   if (in.size(0) == 1) return in;
-  const Tensor out = empty_like(in);
   const int64_t n = in.size(1) * in.size(2);
-  dispatch<uint8_t, float>(x.dtype(), "adjust_hue", [&]<class T> {
-    const T* p = in.data<T>();
-    T* to = out.data<T>();
+  return mapped(in, [&]<class T>(const T* p, T* to) {
     for (int64_t i = 0; i < n; ++i) {
       const auto at = [&](int c) { return float(p[c * n + i]) / bound_of<T>(); };
       Hsv colour = hsv_of(at(0), at(1), at(2));
@@ -142,18 +127,14 @@ Tensor adjust_hue(const Tensor& x, double shift) {
         else to[c * n + i] = rgb[size_t(c)];
     }
   });
-  return out;
 }
 
 Tensor adjust_sharpness(const Tensor& x, double factor) {
-  check_factor("adjust_sharpness", factor);
-  const Tensor in = coloured("adjust_sharpness", x);
+  const Tensor in = coloured("adjust_sharpness", x, factor);
   const int64_t h = in.size(1), w = in.size(2);
   if (h <= 2 || w <= 2) return in;
-  const Tensor out = empty_like(in);
-  dispatch<uint8_t, float>(x.dtype(), "adjust_sharpness", [&]<class T> {
-    const T* all = in.data<T>();
-    blend<T>(in, out, factor, [=](int64_t i, int64_t c) {
+  return blend(in, factor, [=]<class T>(const T* all) {
+    return [=](int64_t i, int64_t c) {
       const T* p = all + c * h * w;
       const int64_t column = i % w, row = i / w;
       if (row == 0 || row == h - 1 || column == 0 || column == w - 1) return float(p[i]);
@@ -161,49 +142,42 @@ Tensor adjust_sharpness(const Tensor& x, double factor) {
       for (int64_t dy = -1; dy <= 1; ++dy)
         for (int64_t dx = -1; dx <= 1; ++dx) sum += float(p[i + dy * w + dx]);
       return std::is_same_v<T, uint8_t> ? std::nearbyint(sum / 13) : sum / 13;
-    });
+    };
   });
-  return out;
 }
 
 Tensor posterize(const Tensor& x, int bits) {
   LOCKSTEP_CHECK(bits >= 0 && bits <= 8, "[posterize] expected 0 to 8 bits, got ", bits);
   const Tensor in = of_bytes("posterize", x), out = empty_like(in);
-  const int mask = 256 - (1 << (8 - bits));
   const uint8_t* from = in.data<uint8_t>();
-  uint8_t* to = out.data<uint8_t>();
-  for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = uint8_t(from[i] & mask);
+  std::transform(from, from + in.numel(), out.data<uint8_t>(),
+                 [mask = 256 - (1 << (8 - bits))](uint8_t value) { return uint8_t(value & mask); });
   return out;
 }
 
 Tensor solarize(const Tensor& x, double threshold) {
   LOCKSTEP_CHECK(!std::isnan(threshold), "[solarize] expected a threshold other than NaN, got ", threshold);
-  const Tensor in = picture("solarize", x), out = empty_like(in);
-  dispatch<uint8_t, float>(x.dtype(), "solarize", [&]<class T> {
-    const T *from = in.data<T>(), greatest = T(bound_of<T>());
-    T* to = out.data<T>();
+  const Tensor in = picture("solarize", x);
+  return mapped(in, [&]<class T>(const T* from, T* to) {
+    const T greatest = T(bound_of<T>());
     for (int64_t i = 0, n = in.numel(); i < n; ++i)
       to[i] = double(from[i]) >= threshold ? T(greatest - from[i]) : from[i];
   });
-  return out;
 }
 
 Tensor autocontrast(const Tensor& x) {
-  const Tensor in = coloured("autocontrast", x), out = empty_like(in);
+  const Tensor in = coloured("autocontrast", x);
   const int64_t n = in.size(1) * in.size(2);
-  dispatch<uint8_t, float>(x.dtype(), "autocontrast", [&]<class T> {
-    for (int64_t c = 0; c < in.size(0); ++c) {
-      const T* from = in.data<T>() + c * n;
+  return mapped(in, [&]<class T>(const T* from, T* to) {
+    for (int64_t c = 0; c < in.size(0); ++c, from += n, to += n) {
       const auto [least, greatest] = std::minmax_element(from, from + n);
       const bool flat = *least == *greatest;
       const float start = flat ? 0 : float(*least);
       const float scale =
           flat ? 1 : 1 / (float(*greatest) - float(*least)) * bound_of<T>();  // same rounding as PyTorch
-      T* to = out.data<T>() + c * n;
       for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>((float(from[i]) - start) * scale);
     }
   });
-  return out;
 }
 
 Tensor equalize(const Tensor& x) {

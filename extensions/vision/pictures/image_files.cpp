@@ -10,22 +10,11 @@
 namespace lockstep::data {
 namespace {
 
-int channels_of(ImageMode mode, int own) {
-  switch (mode) {
-    case ImageMode::gray: return 1;
-    case ImageMode::gray_alpha: return 2;
-    case ImageMode::rgb: return 3;
-    case ImageMode::rgb_alpha: return 4;
-    case ImageMode::unchanged: break;
-  }
-  return own;
-}
-
 uint8_t gray_of(const uint8_t* p) { return uint8_t((19595u * p[0] + 38470u * p[1] + 7471u * p[2] + 0x8000u) >> 16); }
 
 /// Converts interleaved rows to planes (channels, height, width) with the channels of `mode`.
 Tensor planes_of(const Pixels& from, ImageMode mode) {
-  const int own = from.channels, wanted = channels_of(mode, own);
+  const int own = from.channels, wanted = mode == ImageMode::unchanged ? own : int(mode);
   const int64_t n = from.height * from.width;
   Tensor image = empty({wanted, from.height, from.width}, {.dtype = u8, .device = cpu});
   uint8_t* out = image.data<uint8_t>();
@@ -74,20 +63,12 @@ bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept 
   } catch (...) { return false; }
 }
 
-std::string library_message(const char* text) { return excerpt(text); }
-
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
-  const auto starts = [&](std::string_view magic) {
-    return file.size() >= magic.size() && std::equal(magic.begin(), magic.end(), file.begin(),
-                                                     [](char a, std::byte b) { return std::byte(uint8_t(a)) == b; });
-  };
-  const bool png = starts("\x89PNG\r\n\x1a\n"), jpeg = starts("\xff\xd8\xff");
-  LOCKSTEP_CHECK(
-      png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
-      file.empty() ? "an empty file"
-                   : str("one that starts with \"",
-                         excerpt({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""),
-      "; convert it");
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  const bool png = text.starts_with("\x89PNG\r\n\x1a\n"), jpeg = text.starts_with("\xff\xd8\xff");
+  LOCKSTEP_CHECK(png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
+                 text.empty() ? "an empty file" : str("one that starts with \"", excerpt(text.substr(0, 4)), "\""),
+                 "; convert it");
   return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
                    options.mode);
 }

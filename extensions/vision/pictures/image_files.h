@@ -7,8 +7,8 @@
 
 namespace lockstep::data {
 
-/// The channels of a decoded image, whatever the file has. Color to gray: 0.299 red + 0.587 green + 0.114 blue. Missing
-/// alpha becomes 255; unwanted alpha is dropped.
+/// The channels of a decoded image, whatever the file has; as a number, how many there are. Color to gray: 0.299 red +
+/// 0.587 green + 0.114 blue. Missing alpha becomes 255; unwanted alpha is dropped.
 enum class ImageMode { unchanged, gray, gray_alpha, rgb, rgb_alpha };
 
 /// Options of read_image().

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "data/excerpt.h"
 
@@ -45,13 +46,13 @@ Listed list_folder(const std::string& folder) {
   return listed;
 }
 
-/// All folders with their images, in traversal order.
-using Found = std::vector<std::pair<std::string, std::vector<std::string>>>;
+/// The names of the images in each folder.
+using Found = std::map<std::string, std::vector<std::string>>;
 void find_pictures(const std::string& folder, int depth, Found& found) {
   LOCKSTEP_CHECK(depth < 100,
                  "[ImageFolder] expected folders less than 100 deep, remove links that lead upwards: ", folder);
   Listed listed = list_folder(folder);
-  found.emplace_back(folder, std::move(listed.pictures));
+  found[folder] = std::move(listed.pictures);
   for (const auto& name : listed.folders) find_pictures(folder + "/" + name, depth + 1, found);
 }
 
@@ -59,7 +60,6 @@ void find_pictures(const std::string& folder, int depth, Found& found) {
 std::vector<std::string> pictures_below(const std::string& folder) {
   Found found;
   find_pictures(folder, 0, found);
-  std::sort(found.begin(), found.end());
   std::vector<std::string> paths;
   for (const auto& [place, names] : found)
     for (const auto& name : names) paths.push_back(place + "/" + name);

@@ -27,7 +27,5 @@ void check_pixels(const std::string& where, int64_t height, int64_t width, const
 Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t limit);
 /// Appends to `out`. False if out of memory: exceptions must not pass through the libraries' C callbacks.
 bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept;
-/// A library's error message on one line.
-std::string library_message(const char* text);
 
 }  // namespace lockstep::data

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "data/excerpt.h"
 #include "extensions/vision/pictures/image_pixels.h"
 
 namespace lockstep::data {
@@ -22,17 +23,24 @@ struct JpegErrors {
   jmp_buf back;
   char problem[JMSG_LENGTH_MAX] = {};
 };
-struct JpegWork : JpegErrors {
+struct JpegRead : JpegErrors {
   jpeg_decompress_struct info{};
   jpeg_progress_mgr progress{};
   int max_scans = 0;
+  ~JpegRead() { jpeg_destroy_decompress(&info); }  // a no-op if `info` is still zero
 };
-struct JpegWriteWork : JpegErrors {
+struct JpegWrite : JpegErrors {
   jpeg_compress_struct info{};
   jpeg_destination_mgr to{};
   JOCTET part[1 << 14];  // output buffer, appended to `out` when full
   std::string* out = nullptr;
+  ~JpegWrite() { jpeg_destroy_compress(&info); }
 };
+
+/// The Work, a JpegRead or JpegWrite, that a callback belongs to.
+template <class Work> Work* work_of(const auto* info) {
+  return static_cast<Work*>(static_cast<JpegErrors*>(info->client_data));
+}
 
 constexpr long max_megabytes = 512;  // memory limit for libjpeg, which buffers images with several scans
 
@@ -59,7 +67,7 @@ void on_jpeg_output(j_common_ptr) {}
 
 /// Limits the scans: a small file may request so many passes over a large image that decoding takes forever.
 void on_jpeg_progress(j_common_ptr info) {
-  auto* work = static_cast<JpegWork*>(static_cast<JpegErrors*>(info->client_data));
+  auto* work = work_of<JpegRead>(info);
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= work->max_scans) return;
   std::snprintf(work->problem, sizeof work->problem, "more than %d scans", work->max_scans);
   std::longjmp(work->back, 1);
@@ -68,12 +76,12 @@ void on_jpeg_progress(j_common_ptr info) {
 // The output goes through a small buffer: libjpeg's own memory destination leaks if an error occurs while it grows.
 
 void begin_part(j_compress_ptr info) {
-  auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
+  auto* work = work_of<JpegWrite>(info);
   work->to.next_output_byte = work->part;
   work->to.free_in_buffer = sizeof work->part;
 }
 void append_part(j_compress_ptr info, size_t left) {
-  auto* work = static_cast<JpegWriteWork*>(static_cast<JpegErrors*>(info->client_data));
+  auto* work = work_of<JpegWrite>(info);
   if (append_bytes(*work->out, work->part, sizeof work->part - left)) return;
   std::strncpy(work->problem, "out of memory", sizeof work->problem - 1);
   std::longjmp(work->back, 1);
@@ -96,7 +104,7 @@ template <class Info> void listen_to_jpeg(Info& info, JpegErrors* w) {
 
 // The stages of decoding and encoding. Each sets the longjmp() target and returns false after an error.
 
-bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size) {
+bool read_jpeg_header(JpegRead* w, const unsigned char* data, unsigned long size) {
   if (setjmp(w->back)) return false;
   listen_to_jpeg(w->info, w);
   jpeg_create_decompress(&w->info);
@@ -108,13 +116,13 @@ bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size
   return true;
 }
 
-bool start_jpeg(JpegWork* w) {
+bool start_jpeg(JpegRead* w) {
   if (setjmp(w->back)) return false;
   jpeg_start_decompress(&w->info);
   return true;
 }
 
-bool read_jpeg_rows(JpegWork* w, unsigned char* out) {
+bool read_jpeg_rows(JpegRead* w, unsigned char* out) {
   if (setjmp(w->back)) return false;
   const size_t row = size_t(w->info.output_width) * size_t(w->info.output_components);
   while (w->info.output_scanline < w->info.output_height) {
@@ -125,7 +133,7 @@ bool read_jpeg_rows(JpegWork* w, unsigned char* out) {
   return true;
 }
 
-bool write_jpeg(JpegWriteWork* w, const Pixels& pixels, int quality) {
+bool write_jpeg(JpegWrite* w, const Pixels& pixels, int quality) {
   if (setjmp(w->back)) return false;
   listen_to_jpeg(w->info, w);
   jpeg_create_compress(&w->info);
@@ -150,14 +158,6 @@ bool write_jpeg(JpegWriteWork* w, const Pixels& pixels, int quality) {
   return true;
 }
 
-struct JpegWrite : JpegWriteWork {
-  ~JpegWrite() { jpeg_destroy_compress(&info); }
-};
-
-struct JpegRead : JpegWork {
-  ~JpegRead() { jpeg_destroy_decompress(&info); }  // a no-op if `info` is still zero
-};
-
 /// CMYK to RGB. Adobe's programs store inverted values.
 std::vector<uint8_t> rgb_of_inks(const std::vector<uint8_t>& inks, bool inverted) {
   std::vector<uint8_t> rgb;
@@ -174,7 +174,7 @@ std::vector<uint8_t> rgb_of_inks(const std::vector<uint8_t>& inks, bool inverted
 Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& options) {
   JpegRead work;
   const auto check = [&](bool fine) {
-    LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem), "; save the picture again");
+    LOCKSTEP_CHECK(fine, where, ": ", excerpt(work.problem), "; save the picture again");
   };
   check(read_jpeg_header(&work, reinterpret_cast<const unsigned char*>(file.data()), file.size()));
   auto& info = work.info;
@@ -207,7 +207,7 @@ std::string encode_jpeg(const Tensor& image, int quality) {
   std::string out;
   JpegWrite work;
   work.out = &out;
-  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem),
+  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", excerpt(work.problem),
                  "; try a smaller picture, or free memory");
   return out;
 }

@@ -2,12 +2,19 @@
 // Deterministic image operations, as torchvision does them on tensors. An image is (channels, height, width) on the
 // CPU, u8 or f32 in [0, 1]. Random operations are in transforms.h. u8 results are rounded or truncated as
 // in torchvision; resize() gives the same bits on every processor.
-#include "tensor/tensor.h"
+#include "tensor/ops.h"
 
 namespace lockstep::data {
 
 /// Returns x, or a contiguous copy of x. Error, beginning with [op], unless x is an image (see above).
 Tensor picture(const char* op, const Tensor& x);
+/// A new picture like `in`, which comes from picture(). fn(pixels of `in`, pixels of the result) fills it.
+template <class Fn> Tensor mapped(const Tensor& in, const Fn& fn) {
+  Tensor out = empty_like(in);
+  dispatch<uint8_t, float>(in.dtype(), "mapped",
+                           [&]<class T> { fn(static_cast<const T*>(in.data<T>()), out.data<T>()); });
+  return out;
+}
 
 /// Bilinear resize with antialiasing when shrinking (a triangle filter over all covered pixels). u8 uses fixed-point
 /// arithmetic and is rounded after each direction, as in Pillow.

@@ -4,6 +4,7 @@
 #include <csetjmp>
 #include <cstring>
 
+#include "data/excerpt.h"
 #include "extensions/vision/pictures/image_pixels.h"
 #include "tensor/ops.h"
 
@@ -52,6 +53,7 @@ bool read_png_header(PngWork* w) {
   png_set_crc_action(w->png, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);
   png_read_info(w->png, w->info);
   png_get_IHDR(w->png, w->info, &w->width, &w->height, &w->bits, &w->colour, nullptr, nullptr, nullptr);
+  w->channels = png_get_channels(w->png, w->info);
   return true;
 }
 
@@ -111,18 +113,13 @@ Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& opti
   work.at = file.data();
   work.left = file.size();
   const auto check = [&](bool fine) {
-    LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem), "; save the picture again");
+    LOCKSTEP_CHECK(fine, where, ": ", excerpt(work.problem), "; save the picture again");
   };
   check(read_png_header(&work));
   const int64_t height = work.height, width = work.width;
   check_pixels(where, height, width, options);
   // A byte of the file expands to at most 1032 bytes (deflate). Reject a file that is too short for its pixels.
-  const int64_t in_file = (work.colour == PNG_COLOR_TYPE_PALETTE      ? 1
-                           : work.colour == PNG_COLOR_TYPE_GRAY       ? 1
-                           : work.colour == PNG_COLOR_TYPE_GRAY_ALPHA ? 2
-                           : work.colour == PNG_COLOR_TYPE_RGB        ? 3
-                                                                      : 4) *
-                          width * work.bits / 8 * height;
+  const int64_t in_file = work.channels * width * work.bits / 8 * height;
   LOCKSTEP_CHECK(in_file / 1032 <= int64_t(file.size()), where, ": expected a file that can hold ", height, " x ",
                  width, " pixels, got ", file.size(), " bytes (is the header damaged?); save the picture again");
   check(set_png_form(&work));
@@ -145,7 +142,7 @@ std::string encode_png(const Tensor& image, int compression) {
   constexpr int colours[] = {PNG_COLOR_TYPE_GRAY, PNG_COLOR_TYPE_GRAY_ALPHA, PNG_COLOR_TYPE_RGB,
                              PNG_COLOR_TYPE_RGB_ALPHA};
   work.colour = colours[pixels.channels - 1];
-  LOCKSTEP_CHECK(write_png_rows(&work, rows.data(), compression), "[encode_png] ", library_message(work.problem),
+  LOCKSTEP_CHECK(write_png_rows(&work, rows.data(), compression), "[encode_png] ", excerpt(work.problem),
                  "; free memory");
   return out;
 }

@@ -154,35 +154,29 @@ Tensor crop(const Tensor& x, int64_t top, int64_t left, int64_t height, int64_t 
 }
 
 Tensor flip_horizontally(const Tensor& x) {
-  const Tensor in = picture("flip_horizontally", x), out = empty_like(in);
-  const int64_t w = in.size(2), rows = in.numel() / w;
-  dispatch<uint8_t, float>(x.dtype(), "flip_horizontally", [&]<class T> {
-    for (int64_t y = 0; y < rows; ++y)
-      std::reverse_copy(in.data<T>() + y * w, in.data<T>() + (y + 1) * w, out.data<T>() + y * w);
+  const Tensor in = picture("flip_horizontally", x);
+  return mapped(in, [&](const auto* from, auto* to) {
+    for (int64_t y = 0, w = in.size(2); y < in.numel(); y += w) std::reverse_copy(from + y, from + y + w, to + y);
   });
-  return out;
 }
 
 Tensor flip_vertically(const Tensor& x) {
-  const Tensor in = picture("flip_vertically", x), out = empty_like(in);
+  const Tensor in = picture("flip_vertically", x);
   const int64_t h = in.size(1), w = in.size(2);
-  dispatch<uint8_t, float>(x.dtype(), "flip_vertically", [&]<class T> {
-    for (int64_t y = 0; y < in.size(0) * h; ++y)
-      std::copy_n(in.data<T>() + y * w, w, out.data<T>() + (y / h * h + h - 1 - y % h) * w);
+  return mapped(in, [&](const auto* from, auto* to) {
+    for (int64_t y = 0; y < in.size(0) * h; ++y) std::copy_n(from + y * w, w, to + (y / h * h + h - 1 - y % h) * w);
   });
-  return out;
 }
 
 Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
-  const Tensor in = picture("affine", x), out = empty_like(in);
+  const Tensor in = picture("affine", x);
   for (const double number : {m.a, m.b, m.c, m.d, m.e, m.f})
     LOCKSTEP_CHECK(std::isfinite(number), "[affine] expected finite coefficients, got ", number);
   const int64_t channels = in.size(0), h = in.size(1), w = in.size(2);
   const double middle_y = double(h) / 2, middle_x = double(w) / 2, far = 4.0 * double(h + w);
-  dispatch<uint8_t, float>(x.dtype(), "affine", [&]<class T> {
-    T* to = out.data<T>();
+  return mapped(in, [&]<class T>(const T* from, T* to) {
     for (int64_t c = 0; c < channels; ++c) {
-      const Plane<T> plane{in.data<T>() + c * h * w, h, w};
+      const Plane<T> plane{from + c * h * w, h, w};
       for (int64_t i = 0; i < h; ++i)
         for (int64_t j = 0; j < w; ++j) {
           const double v = double(i) + 0.5 - middle_y, u = double(j) + 0.5 - middle_x;
@@ -198,7 +192,6 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
         }
     }
   });
-  return out;
 }
 
 Tensor rotate(const Tensor& x, double degrees, bool bilinear, double fill) {
