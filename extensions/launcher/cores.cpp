@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/classic_text.h"
+#include "base/suggest.h"
 #include "base/threads.h"
 #include "dist/shard.h"
 
@@ -71,31 +71,16 @@ std::vector<Core> allowed_cores() {
 int usable_cores() { return std::min(container_cores(), int(allowed_cores().size())); }
 
 std::vector<int> parse_cores(std::string_view text) {
-  const std::string_view full = text;
   std::vector<int> cores;
-  const auto wrong = [&] { fail(str("[run] expected a list of cores such as 0-3,8, got '", full, "'")); };
-  const auto number = [&] {
-    int n = -1;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (error != std::errc() || n < 0 || n >= max_cores) wrong();
-    text.remove_prefix(size_t(end - text.data()));
-    return n;
-  };
-  for (;;) {
-    const int first = number();
-    int last = first;
-    if (text.starts_with("-")) {
-      text.remove_prefix(1);
-      last = number();
-    }
-    if (last < first) wrong();
-    for (int core = first; core <= last; ++core) cores.push_back(core);
-    if (text.empty()) break;
-    if (!text.starts_with(",")) wrong();
-    text.remove_prefix(1);
+  for (const std::string& part : split(text, ',')) {
+    std::vector<int> ends;
+    for (const std::string& end : split(part, '-')) ends.push_back(read_number<int>(end).value_or(-1));
+    LOCKSTEP_CHECK(ends.size() <= 2 && ends[0] >= 0 && ends[0] <= ends.back() && ends.back() < max_cores,
+                   "[run] expected a list of cores such as 0-3,8, got '", text, "'");
+    for (int core = ends[0]; core <= ends.back(); ++core) cores.push_back(core);
   }
   LOCKSTEP_CHECK(std::set<int>(cores.begin(), cores.end()).size() == cores.size(),
-                 "[run] expected every core once, got '", full, "'");
+                 "[run] expected every core once, got '", text, "'");
   return cores;
 }
 
@@ -113,14 +98,9 @@ std::string format_cores(const std::vector<int>& cores) {
 }
 
 Binding parse_binding(const std::string& text) {
-  const std::map<std::string, Binding> known = {{"node", Binding::node},
-                                                {"socket", Binding::socket},
-                                                {"exclusive", Binding::exclusive},
-                                                {"core-complex", Binding::core_complex}};
-  const auto found = known.find(text);
-  LOCKSTEP_CHECK(found != known.end(),
-                 "[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'");
-  return found->second;
+  for (const auto& [binding, name] : numa_bindings)
+    if (text == name) return binding;
+  fail(str("[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'"));
 }
 
 std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector<Core> cores) {

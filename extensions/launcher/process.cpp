@@ -15,11 +15,14 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/suggest.h"
 
 namespace lockstep::dist {
 namespace {
@@ -50,11 +53,12 @@ constexpr const char* steps[] = {"", "be set to end with its launcher", "be give
 /// The last lines of a file, indented.
 std::string last_lines(const std::filesystem::path& file, size_t count) {
   std::ifstream in(file);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
-  std::string text;
-  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
-  return text;
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back("  " + line + "\n");
+    if (lines.size() > count) lines.pop_front();
+  }
+  return std::accumulate(lines.begin(), lines.end(), std::string());
 }
 
 }  // namespace
@@ -84,12 +88,9 @@ std::string find_program(const std::string& name) {
     return name;
   }
   const char* path = std::getenv("PATH");
-  std::string folders = path && *path ? path : "/usr/local/bin:/usr/bin:/bin";
-  for (size_t at = 0; at <= folders.size();) {
-    const size_t end = std::min(folders.find(':', at), folders.size());
-    const std::string found = (end > at ? folders.substr(at, end - at) : ".") + "/" + name;
+  for (const std::string& folder : split(path && *path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    const std::string found = (folder.empty() ? "." : folder) + "/" + name;
     if (usable(found)) return found;
-    at = end + 1;
   }
   fail(str("[run] no program '", name, "' in PATH",
            usable("./" + name) ? "; to run the one here, write ./" + name : "; give its path"));
