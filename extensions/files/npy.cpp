@@ -93,18 +93,14 @@ class NpyHeaderReader {
   void skip() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t')) ++at_;
   }
-  bool take(char c) {
+  bool take(std::string_view word) {
     skip();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    return ++at_, true;
+    if (text_.substr(at_, word.size()) != word) return false;
+    return at_ += word.size(), true;
   }
+  bool take(char c) { return take({&c, 1}); }
   void expect(char c) {
     if (!take(c)) refuse(str("'", c, "'"), found());
-  }
-  bool word(std::string_view w) {
-    skip();
-    if (text_.substr(at_, w.size()) != w) return false;
-    return at_ += w.size(), true;
   }
   std::string quoted() {
     skip();
@@ -132,8 +128,8 @@ class NpyHeaderReader {
     refuse(wanted, str("'", excerpt(descr), "': ", npy_name(type)));
   }
   void read_order() {
-    header_.fortran = word("True");
-    if (!header_.fortran && !word("False")) refuse("True or False", found());
+    header_.fortran = take("True");
+    if (!header_.fortran && !take("False")) refuse("True or False", found());
   }
   void read_shape() {
     expect('(');

@@ -37,7 +37,7 @@ std::string names_of(const std::vector<Host>& hosts) {
   return list_names(names, names.size());
 }
 
-/// Parses the value of --include or --exclude: the slots of each host that it names. An empty list means all slots.
+/// Parses the value of --include or --exclude: the slots of each host that it names.
 std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text,
                                                      const char* option) {
   std::map<std::string, std::vector<int>> named;
@@ -52,7 +52,10 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
     LOCKSTEP_CHECK(!named.contains(name), "[run] ", option, " names host '", name,
                    "' twice; put its slots into one list");
     std::vector<int>& slots = named[name];
-    if (colon == std::string::npos) continue;
+    if (colon == std::string::npos) {
+      slots = host->slots;
+      continue;
+    }
     for (const std::string& item : split(part.substr(colon + 1), ',')) {
       const int slot = read_number<int>(trim(item)).value_or(-1);
       LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item,
@@ -63,7 +66,6 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
                      " of host '", name, "' twice; name it once");
       slots.push_back(slot);
     }
-    std::sort(slots.begin(), slots.end());
   }
   return named;
 }
@@ -108,15 +110,13 @@ std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string
   const auto named =
       parse_filter(hosts, include.empty() ? exclude : include, include.empty() ? "--exclude" : "--include");
   std::vector<Host> kept;
-  for (const Host& host : hosts) {
+  for (Host host : hosts) {
     const auto found = named.find(host.name);
-    const bool all = found != named.end() && found->second.empty();
-    std::vector<int> slots;
-    for (const int slot : host.slots) {
-      const bool match = found != named.end() && (all || std::count(found->second.begin(), found->second.end(), slot));
-      if (match != include.empty()) slots.push_back(slot);
-    }
-    if (!slots.empty()) kept.push_back({host.name, slots});
+    std::erase_if(host.slots, [&](int slot) {
+      const bool match = found != named.end() && std::ranges::count(found->second, slot) > 0;
+      return match == include.empty();
+    });
+    if (!host.slots.empty()) kept.push_back(std::move(host));
   }
   LOCKSTEP_CHECK(!kept.empty(), "[run] --exclude '", exclude, "' leaves no slot on any host (", names_of(hosts),
                  "); exclude fewer");

@@ -25,9 +25,8 @@ std::string with_commas(const auto& numbers) { return fmt::format("{}", fmt::joi
 
 bool is_exported(const std::string& name) {
   if (name == "LOCKSTEP_TOKEN" || name == "LOCKSTEP_TERMINAL") return false;
-  return std::any_of(std::begin(exported_prefixes), std::end(exported_prefixes),
-                     [&](const char* p) { return name.starts_with(p); }) ||
-         std::any_of(std::begin(exported_names), std::end(exported_names), [&](const char* n) { return name == n; });
+  return std::ranges::count(exported_names, name) > 0 ||
+         std::ranges::any_of(exported_prefixes, [&](const char* prefix) { return name.starts_with(prefix); });
 }
 
 }  // namespace
