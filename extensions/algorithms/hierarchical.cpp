@@ -46,14 +46,9 @@ struct HostGroups {
   /// One team for each host: its ranks. The rank at position l owns the chunks of the ranks at position l of all hosts.
   Teams within() const {
     Teams teams;
-    for (const auto& ranks : hosts) {
-      RankSet team{ranks};
-      for (size_t l = 0; l < ranks.size(); ++l) {
-        team.chunks.emplace_back();
-        for (const auto& other : hosts) team.chunks.back().push_back(other[l]);
-      }
-      teams.push_back(std::move(team));
-    }
+    for (const auto& ranks : hosts) teams.push_back({ranks});
+    for (const RankSet& position : between())
+      for (RankSet& team : teams) team.chunks.push_back(position.ranks);
     return teams;
   }
   /// One team for each position: the ranks that have this position on their hosts. Each rank owns its own chunk.
