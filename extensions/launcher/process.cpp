@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -13,11 +14,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <numeric>
 
 #include "base/check.h"
@@ -26,6 +30,8 @@
 
 namespace lockstep::dist {
 namespace {
+
+static_assert(parent_died == SIGPWR);
 
 void make_pipe(Fd& read_end, Fd& write_end) {
   int ends[2];
@@ -242,6 +248,63 @@ void run_program(const std::string& who, const std::vector<std::string>& command
   LOCKSTEP_CHECK(!interrupted(), "interrupted; run the command again");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; see its last lines:\n", last_lines(output, 20));
+}
+
+/// Forwards signals until the supervisor has ended, then ends all processes of the job that are left.
+static int pass_signals_on(int supervisor, const sigset_t& watched) {
+  for (;;) {
+    siginfo_t info{};
+    const int signal = sigwaitinfo(&watched, &info);
+    if (signal < 0) continue;
+    if (signal != SIGCHLD) kill(supervisor, signal);
+    if (signal == SIGTSTP) raise(SIGSTOP);  // Ctrl-Z: the supervisor, which stops the ranks, has the signal already
+    int status = 0;
+    if (waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
+    const auto left = kill_children(5);
+    if (WIFEXITED(status)) return WEXITSTATUS(status);
+    std::cerr << "lockstep run: the supervisor (pid " << supervisor << ") was killed by "
+              << signal_name(WTERMSIG(status)) << "; its ranks were ended";
+    if (!left.empty())
+      std::cerr << ", and " << left.size() << (left.size() == 1 ? " process" : " processes")
+                << " that they had started";
+    std::cerr << "; see dmesg for the cause, and start the run again" << std::endl;
+    return 128 + WTERMSIG(status);
+  }
+}
+
+int guarded(const std::function<int(int signals)>& body) {
+  sigset_t watched, before;
+  sigemptyset(&watched);
+  for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD, parent_died})
+    sigaddset(&watched, one);
+  sigprocmask(SIG_BLOCK, &watched, &before);
+  signal(SIGPIPE, SIG_IGN);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::cout.flush(), std::cerr.flush(), std::fflush(nullptr);
+  const int self = getpid();
+  const int supervisor = fork();
+  LOCKSTEP_CHECK(supervisor >= 0, "[run] cannot start a process: ", std::strerror(errno),
+                 "; free memory, or raise the limit of processes (ulimit -u)");
+  if (supervisor == 0) {
+    int code = 1;
+    try {
+      setpgid(0, 0);  // Ctrl-C reaches the parent process only, so the signal arrives once
+      prctl(PR_SET_CHILD_SUBREAPER, 1);
+      prctl(PR_SET_PDEATHSIG, parent_died);
+      if (getppid() != self) _exit(1);
+      for (const int one : {SIGTTOU, SIGTTIN}) signal(one, SIG_IGN);
+      sigdelset(&watched, SIGCHLD);
+      const Fd signals(signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
+      LOCKSTEP_CHECK(signals, "[run] cannot watch signals: ", std::strerror(errno),
+                     "; raise the limit of open files (ulimit -n)");
+      code = body(signals.get());
+    } catch (const std::exception& error) { std::cerr << "error: " << error.what() << std::endl; }
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  const int code = pass_signals_on(supervisor, watched);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return code;
 }
 
 }  // namespace lockstep::dist

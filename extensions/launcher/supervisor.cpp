@@ -19,7 +19,6 @@
 namespace lockstep::dist {
 namespace {
 
-static_assert(parent_died == SIGPWR);
 constexpr double never = std::numeric_limits<double>::infinity();
 constexpr double last_wait = 5;  // seconds to wait for processes that even SIGKILL does not end (stuck in the kernel)
 constexpr size_t longest_welcome = size_t(64) << 10;  // most bytes of login output before a remote launcher's hello
