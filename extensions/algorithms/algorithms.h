@@ -26,4 +26,14 @@ void up_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
 /// Visits all edges from the root to the leaves, one level per step.
 void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
 
+/// Adds the chunks 0 .. chunks - 1 of all ranks of a tree at its root.
+void sum_up(StepWriter& w, const Teams& teams, int32_t chunks);
+/// Copies the chunks 0 .. chunks - 1 from the root of a tree to all its ranks.
+void copy_down(StepWriter& w, const Teams& teams, int32_t chunks);
+/// Moves the chunks that ranks own to the root; in teams without `chunks`, a rank owns the chunk of its number. In
+/// gather and scatter a rank has memory for its own chunk only, so those of other ranks lie in scratch copies.
+void gather_up(StepWriter& w, const Teams& teams, const CollectiveRequest& request);
+/// The opposite of gather_up(): moves chunks from the root to the ranks that own them.
+void scatter_down(StepWriter& w, const Teams& teams, const CollectiveRequest& request);
+
 }  // namespace lockstep::dist

@@ -58,9 +58,6 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
   };
   // A binomial tree scatters the chunks for broadcast, and gathers them for reduce.
   const Teams teams{{all_ranks(n, request.root)}};
-  const auto move_subtree = [&](const TreeEdge& e, int from, int to) {
-    for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]);
-  };
   switch (request.collective) {
     case Collective::all_reduce:
       halve();
@@ -72,14 +69,14 @@ static void by_halves(const CollectiveRequest& request, const Emit& emit) {
       double_up();
       return all_to_extras(true);
     case Collective::broadcast:
-      down_the_tree(w, teams, [&](const TreeEdge& e) { move_subtree(e, e.parent, e.child); });
+      scatter_down(w, teams, request);
       own_from_extras();
       double_up();
       return all_to_extras(true);
     case Collective::reduce:
       halve();
       own_to_extras();
-      return up_the_tree(w, teams, [&](const TreeEdge& e) { move_subtree(e, e.child, e.parent); });
+      return gather_up(w, teams, request);
     default: return;
   }
 }

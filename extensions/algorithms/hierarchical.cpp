@@ -46,14 +46,9 @@ struct HostGroups {
   /// One team for each host: its ranks. The rank at position l owns the chunks of the ranks at position l of all hosts.
   Teams within() const {
     Teams teams;
-    for (const auto& ranks : hosts) {
-      RankSet team{ranks};
-      for (size_t l = 0; l < ranks.size(); ++l) {
-        team.chunks.emplace_back();
-        for (const auto& other : hosts) team.chunks.back().push_back(other[l]);
-      }
-      teams.push_back(std::move(team));
-    }
+    for (const auto& ranks : hosts) teams.push_back({ranks});
+    for (const RankSet& position : between())
+      for (RankSet& team : teams) team.chunks.push_back(position.ranks);
     return teams;
   }
   /// One team for each position: the ranks that have this position on their hosts. Each rank owns its own chunk.
@@ -104,39 +99,12 @@ static void by_hosts(const CollectiveRequest& request, const Emit& emit) {
   const int root = has_root(request.collective) ? request.root : 0;
   const Teams trees = groups.trees_within(root), leaders = HostGroups::leaders(trees);
   StepWriter w(emit);
-  const EachEdge sum_all = [&](const TreeEdge& e) {
-    for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
-  };
-  const EachEdge copy_all = [&](const TreeEdge& e) {
-    for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
-  };
   const auto scale_owned = [&](const Teams& teams) {
     for (const RankSet& team : teams) {
       for (int i = 0; request.mean && i < team.size(); ++i)
         for (const int32_t c : team.chunks[size_t(i)]) w.scale(team.ranks[size_t(i)], c);
     }
     w.next();
-  };
-  // Moves chunks up and down the trees within hosts, and between leaders. In gather and scatter a rank has memory for
-  // its own part only, so it keeps the chunks of other ranks in scratch copies.
-  const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
-  const auto place = [&](int rank, int32_t chunk) { return ChunkSlot{chunk, !full && rank != root && rank != chunk}; };
-  const auto move = [&](int from, int to, int32_t c) {
-    w.move(TransferAction::copy, from, place(from, c), to, place(to, c));
-  };
-  const EachEdge part_up = [&](const TreeEdge& e) {
-    for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
-  };
-  const EachEdge part_down = [&](const TreeEdge& e) {
-    for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]);
-  };
-  const EachEdge hosts_up = [&](const TreeEdge& e) {
-    for (int p = e.begin; p < e.end; ++p)
-      for (const int c : trees[size_t(p)].ranks) move(e.child, e.parent, c);
-  };
-  const EachEdge hosts_down = [&](const TreeEdge& e) {
-    for (int p = e.begin; p < e.end; ++p)
-      for (const int c : trees[size_t(p)].ranks) move(e.parent, e.child, c);
   };
 
   switch (request.collective) {
@@ -151,33 +119,33 @@ static void by_hosts(const CollectiveRequest& request, const Emit& emit) {
         share_from_owners(w, groups.between());
         return share_from_owners(w, groups.within());
       }
-      up_the_tree(w, trees, sum_all);
+      sum_up(w, trees, chunks);
       sum_at_owners(w, leaders);
       scale_owned(leaders);
-      if (scatter) return down_the_tree(w, trees, part_down);
+      if (scatter) return scatter_down(w, trees, request);
       share_from_owners(w, leaders);
-      return down_the_tree(w, trees, copy_all);
+      return copy_down(w, trees, chunks);
     }
     case Collective::all_gather:
       if (groups.equal) {
         share_from_owners(w, groups.between());
         return share_from_owners(w, groups.within());
       }
-      up_the_tree(w, trees, part_up);
+      gather_up(w, trees, request);
       share_from_owners(w, leaders);
       return down_the_tree(w, trees, [&](const TreeEdge& e) {  // all chunks except those of the child's subtree
         const auto gave = std::vector<int>(e.team.ranks.begin() + e.begin, e.team.ranks.begin() + e.end);
         for (int32_t c = 0; c < n; ++c)
           if (std::find(gave.begin(), gave.end(), c) == gave.end()) w.copy(e.parent, e.child, c);
       });
-    case Collective::broadcast: down_the_tree(w, leaders, copy_all); return down_the_tree(w, trees, copy_all);
+    case Collective::broadcast: copy_down(w, leaders, chunks); return copy_down(w, trees, chunks);
     case Collective::reduce:
-      up_the_tree(w, trees, sum_all);
-      up_the_tree(w, leaders, sum_all);
+      sum_up(w, trees, chunks);
+      sum_up(w, leaders, chunks);
       for (int32_t c = 0; request.mean && c < chunks; ++c) w.scale(root, c);
       return;
-    case Collective::gather: up_the_tree(w, trees, part_up); return up_the_tree(w, leaders, hosts_up);
-    case Collective::scatter: down_the_tree(w, leaders, hosts_down); return down_the_tree(w, trees, part_down);
+    case Collective::gather: gather_up(w, trees, request); return gather_up(w, leaders, request);
+    case Collective::scatter: scatter_down(w, leaders, request); return scatter_down(w, trees, request);
     case Collective::all_to_all: {
       // Rank i sends its data for rank j of another host to the rank of its own host at j's position (modulo the host's
       // size). That rank forwards it with the data of its host's other ranks: few, large messages between hosts.
@@ -221,16 +189,12 @@ std::vector<CollectiveAlgorithm> hierarchical_algorithm() {
           [](const CollectiveRequest& r) {
             // Adds in tree order with one host, or if every host has 2^i consecutive ranks. A reduce also needs root 0.
             if (r.collective == Collective::reduce && r.root != 0) return false;
-            const auto size =
-                r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);
+            const HostGroups groups(r);
+            const int size = int(groups.hosts[0].size());
             if (size == r.ranks) return true;
-            if (r.ranks % size != 0 || !is_power_of_two(int(size))) return false;
-            std::map<int, int> host_index;
-            for (int rank = 0; rank < r.ranks; ++rank) {
-              const int host = int(host_index.try_emplace(r.hosts[size_t(rank)], int(host_index.size())).first->second);
-              if (host != rank / size) return false;
-            }
-            return true;
+            // Of consecutive ranks in equal hosts, each is on host rank / size.
+            return groups.equal && is_power_of_two(size) &&
+                   std::is_sorted(groups.host_of.begin(), groups.host_of.end());
           },
       .uses_hosts = true,
   };

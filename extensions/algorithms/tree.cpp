@@ -12,6 +12,7 @@
 // the order of addition is that of summation_tree.h for every n. Thakur, Rabenseifner and Gropp, Optimization of
 // collective communication operations in MPICH, 2005.
 #include <algorithm>
+#include <span>
 
 #include "dist/algorithm_rules.h"
 #include "extensions/algorithms/algorithms.h"
@@ -33,6 +34,19 @@ int height(const Teams& teams) {
   return std::bit_width(unsigned(size - 1));
 }
 
+/// Moves the chunks of the child's subtree between the two ranks of an edge.
+void move_subtree(StepWriter& w, const TreeEdge& e, int from, int to, const CollectiveRequest& request) {
+  const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
+  const auto place = [&](int rank, int32_t chunk) {
+    return ChunkSlot{chunk, !full && rank != request.root && rank != chunk};
+  };
+  for (auto p = size_t(e.begin); p < size_t(e.end); ++p) {
+    const bool has_list = !e.team.chunks.empty();
+    for (const int32_t c : has_list ? std::span(e.team.chunks[p]) : std::span(&e.team.ranks[p], 1))
+      w.move(TransferAction::copy, from, place(from, c), to, place(to, c));
+  }
+}
+
 }  // namespace
 
 void up_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
@@ -43,47 +57,48 @@ void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
   for (int level = height(teams) - 1; level >= 0; --level, w.next()) visit_level(teams, 1 << level, each);
 }
 
+void sum_up(StepWriter& w, const Teams& teams, int32_t chunks) {
+  up_the_tree(w, teams, [&](const TreeEdge& e) {
+    for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
+  });
+}
+
+void copy_down(StepWriter& w, const Teams& teams, int32_t chunks) {
+  down_the_tree(w, teams, [&](const TreeEdge& e) {
+    for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
+  });
+}
+
+void gather_up(StepWriter& w, const Teams& teams, const CollectiveRequest& request) {
+  up_the_tree(w, teams, [&](const TreeEdge& e) { move_subtree(w, e, e.child, e.parent, request); });
+}
+
+void scatter_down(StepWriter& w, const Teams& teams, const CollectiveRequest& request) {
+  down_the_tree(w, teams, [&](const TreeEdge& e) { move_subtree(w, e, e.parent, e.child, request); });
+}
+
 static void by_tree(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const Teams teams{{all_ranks(n, root)}};
   const auto chunks = int32_t(chunk_count(request, true));
-  // In gather and scatter a rank has memory for its own part only; data that it forwards lies in scratch copies.
-  const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
-  const auto place = [&](int rank, int32_t chunk) { return ChunkSlot{chunk, !full && rank != root && rank != chunk}; };
   StepWriter w(emit);
-
-  const EachEdge sum_all = [&](const TreeEdge& e) {
-    for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
-  };
-  const EachEdge copy_all = [&](const TreeEdge& e) {
-    for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
-  };
   const EachEdge copy_missing = [&](const TreeEdge& e) {  // the child already has its own subtree
     for (int p = 0; p < n; ++p)
       if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
-  const auto move = [&](int from, int to, int32_t c) {
-    w.move(TransferAction::copy, from, place(from, c), to, place(to, c));
-  };
-  const EachEdge subtree_up = [&](const TreeEdge& e) {
-    for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
-  };
-  const EachEdge subtree_down = [&](const TreeEdge& e) {
-    for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]);
-  };
   const auto sum = [&] {
-    up_the_tree(w, teams, sum_all);
+    sum_up(w, teams, chunks);
     for (int32_t c = 0; request.mean && c < chunks; ++c) w.scale(root, c);
     w.next();
   };
   switch (request.collective) {
-    case Collective::all_reduce: sum(); return down_the_tree(w, teams, copy_all);
+    case Collective::all_reduce: sum(); return copy_down(w, teams, chunks);
     case Collective::reduce: return sum();
-    case Collective::reduce_scatter: sum(); return down_the_tree(w, teams, subtree_down);
-    case Collective::broadcast: return down_the_tree(w, teams, copy_all);
-    case Collective::all_gather: up_the_tree(w, teams, subtree_up); return down_the_tree(w, teams, copy_missing);
-    case Collective::gather: return up_the_tree(w, teams, subtree_up);
-    case Collective::scatter: return down_the_tree(w, teams, subtree_down);
+    case Collective::reduce_scatter: sum(); return scatter_down(w, teams, request);
+    case Collective::broadcast: return copy_down(w, teams, chunks);
+    case Collective::all_gather: gather_up(w, teams, request); return down_the_tree(w, teams, copy_missing);
+    case Collective::gather: return gather_up(w, teams, request);
+    case Collective::scatter: return scatter_down(w, teams, request);
     default: return;
   }
 }

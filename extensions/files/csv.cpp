@@ -109,9 +109,8 @@ size_t column_of(const std::vector<std::string>& columns, std::string_view name,
 
 template <class T> T number_of(const std::string& field, bool empty_is_nan, const auto& where) {
   std::string_view text = field;
-  const auto blank = [](char c) { return c == ' ' || c == '\t'; };
-  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  text = text.substr(0, text.find_last_not_of(" \t") + 1);
   if (text.empty() && empty_is_nan) return std::numeric_limits<T>::quiet_NaN();  // parse_csv() has refused i64
   LOCKSTEP_CHECK(!text.empty(), where(), ": expected a number, got an empty field; fill it in, or set empty_is_nan");
   const char* const begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-');
@@ -186,10 +185,9 @@ Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions
 }
 
 Csv read_csv(const std::string& path, const CsvOptions& options) {
-  const auto file = MappedFile::open(path);
-  Csv csv = parse_csv({reinterpret_cast<const char*>(file->data()), size_t(file->size())}, path, options);
-  file->check();
-  return csv;
+  return parse_file(path, [&](Bytes file, const std::string& origin) {
+    return parse_csv({reinterpret_cast<const char*>(file.data()), file.size()}, origin, options);
+  });
 }
 
 }  // namespace lockstep::data

@@ -1,15 +1,18 @@
-// Reads and writes .npy files: see npy.h. A file consists of "\x93NUMPY", the version (2 bytes), the header's length
-// (2 bytes in version 1, else 4), the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, and the
-// elements.
+// Reads and writes .npy and .npz files: see npy.h. A .npy file consists of "\x93NUMPY", the version (2 bytes), the
+// header's length (2 bytes in version 1, else 4), the header, {'descr': '<f4', 'fortran_order': False,
+// 'shape': (2, 3), }, and the elements. A .npz file is a zip file of these.
 #include "extensions/files/npy.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
+#include <set>
 
 #include "data/excerpt.h"
+#include "data/file_calls.h"
 #include "data/little_endian.h"
-#include "extensions/files/npy_array.h"
+#include "extensions/files/zip.h"
 #include "tensor/ops.h"
 
 namespace lockstep::data {
@@ -90,18 +93,14 @@ class NpyHeaderReader {
   void skip() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t')) ++at_;
   }
-  bool take(char c) {
+  bool take(std::string_view word) {
     skip();
-    if (at_ >= text_.size() || text_[at_] != c) return false;
-    return ++at_, true;
+    if (text_.substr(at_, word.size()) != word) return false;
+    return at_ += word.size(), true;
   }
+  bool take(char c) { return take({&c, 1}); }
   void expect(char c) {
     if (!take(c)) refuse(str("'", c, "'"), found());
-  }
-  bool word(std::string_view w) {
-    skip();
-    if (text_.substr(at_, w.size()) != w) return false;
-    return at_ += w.size(), true;
   }
   std::string quoted() {
     skip();
@@ -129,8 +128,8 @@ class NpyHeaderReader {
     refuse(wanted, str("'", excerpt(descr), "': ", npy_name(type)));
   }
   void read_order() {
-    header_.fortran = word("True");
-    if (!header_.fortran && !word("False")) refuse("True or False", found());
+    header_.fortran = take("True");
+    if (!header_.fortran && !take("False")) refuse("True or False", found());
   }
   void read_shape() {
     expect('(');
@@ -159,10 +158,10 @@ class NpyHeaderReader {
   NpyHeader header_;
 };
 
-}  // namespace
-
-Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int64_t count)>& read,
-                      const std::string& where) {
+/// Reads an array whose header and elements take `size` bytes. `read` copies the next `count` bytes, which must exist.
+/// Errors begin with `where`.
+Tensor read_array(int64_t size, const std::function<void(std::byte* out, int64_t count)>& read,
+                  const std::string& where) {
   std::byte start[12];
   LOCKSTEP_CHECK(size >= 10, where, ": expected a header, got ", size,
                  " bytes (is the file truncated?); copy or download it again");
@@ -213,6 +212,7 @@ Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int
   return out.permute(reversed).contiguous();
 }
 
+/// The header, as numpy.save() writes it, of a file with this tensor in row-major order. npy_elements() come after it.
 std::string npy_start(const Tensor& tensor, const std::string& where) {
   LOCKSTEP_CHECK(
       tensor.defined() && tensor.device().is_cpu(), where, ": expected a tensor on the cpu, got one ",
@@ -235,11 +235,39 @@ std::string npy_start(const Tensor& tensor, const std::string& where) {
   return start + header;
 }
 
+/// The bytes of a contiguous tensor.
 Bytes npy_elements(const Tensor& contiguous) {
   if (contiguous.numel() == 0) return {};
   return {static_cast<const std::byte*>(contiguous.raw_data()),
           size_t(contiguous.numel() * size_of(contiguous.dtype()))};
 }
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+Tensor read_member(Bytes file, const ZipMember& member, const std::string& origin) {
+  const std::string where = str(origin, ": member \"", excerpt(member.name), "\"");
+  ZipReader reader(file, member, where);
+  Tensor tensor = read_array(
+      member.bytes, [&](std::byte* out, int64_t count) { reader.read(out, count); }, where);
+  reader.finish();
+  return tensor;
+}
+
+std::vector<ZipMember> npz_members(Bytes file, const std::string& where) {
+  std::vector<ZipMember> members = zip_members(file, where);
+  std::set<std::string_view> names;
+  for (const ZipMember& member : members) {
+    LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"",
+                   excerpt(member.name), "\"; save it with numpy.savez()");
+    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", excerpt(member.name),
+                   "\" appears twice; write the file again");
+  }
+  return members;
+}
+
+std::string without_ending(const std::string& name) { return name.substr(0, name.size() - 4); }
+
+}  // namespace
 
 Tensor parse_npy(Bytes file, const std::string& origin) {
   Bytes rest = file;
@@ -247,7 +275,7 @@ Tensor parse_npy(Bytes file, const std::string& origin) {
     if (count) std::memcpy(out, rest.data(), size_t(count));
     rest = rest.subspan(size_t(count));
   };
-  return read_npy_array(int64_t(file.size()), read, "[npy] " + origin);
+  return read_array(int64_t(file.size()), read, "[npy] " + origin);
 }
 
 Tensor read_npy(const std::string& path) { return parse_file(path, parse_npy); }
@@ -256,6 +284,62 @@ void save_npy(const std::string& path, const Tensor& tensor) {
   const std::string start = npy_start(tensor, "[save_npy] " + path);
   const Tensor contiguous = tensor.contiguous();
   write_atomically(path, {as_bytes(start), npy_elements(contiguous)});
+}
+
+NamedTensors parse_npz(Bytes file, const std::string& origin) {
+  const std::string where = "[npz] " + origin;
+  NamedTensors tensors;
+  for (const ZipMember& member : npz_members(file, where))
+    tensors.emplace_back(without_ending(member.name), read_member(file, member, where));
+  return tensors;
+}
+
+NamedTensors read_npz(const std::string& path) { return parse_file(path, parse_npz); }
+
+std::vector<std::string> npz_names(const std::string& path) {
+  const auto file = MappedFile::open(path);
+  std::vector<std::string> names;
+  for (const ZipMember& member : npz_members(file->bytes(), "[npz] " + path))
+    names.push_back(without_ending(member.name));
+  return names;
+}
+
+Tensor read_npz(const std::string& path, const std::string& name) {
+  const auto file = MappedFile::open(path);
+  const std::string where = "[npz] " + path;
+  std::string known;
+  for (const ZipMember& member : npz_members(file->bytes(), where)) {
+    if (member.name != name + ".npy") {
+      known += (known.empty() ? "" : ", ") + excerpt(without_ending(member.name));
+      continue;
+    }
+    Tensor tensor = read_member(file->bytes(), member, where);
+    file->check();
+    return tensor;
+  }
+  fail(str(where, ": no array \"", name, "\" among: ", known.size() > 300 ? known.substr(0, 300) + ", ..." : known,
+           "; name one of them"));
+}
+
+void save_npz(const std::string& path, const NamedTensors& tensors, bool compress) {
+  const std::string where = "[save_npz] " + path;
+  std::set<std::string> names;
+  std::vector<std::string> starts;
+  for (const auto& [name, tensor] : tensors) {
+    LOCKSTEP_CHECK(names.insert(name).second, where, ": the name \"", name,
+                   "\" appears twice; give each array its own");
+    LOCKSTEP_CHECK(name.size() <= 65531, where, ": expected names of at most 65531 bytes, got ", name.size(),
+                   "; shorten it");
+    starts.push_back(npy_start(tensor, str(where, ": \"", name, "\"")));
+  }
+  write_atomically(path, [&](NewFile& file) {
+    ZipWriter writer(file, compress);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const Tensor contiguous = tensors[i].second.contiguous();
+      writer.add(tensors[i].first + ".npy", {as_bytes(starts[i]), npy_elements(contiguous)});
+    }
+    writer.finish();
+  });
 }
 
 }  // namespace lockstep::data

@@ -138,12 +138,11 @@ Record RecordStream::get(int64_t index) const {
   const std::lock_guard lock(lane.mutex);
   auto block = std::find_if(lane.kept.begin(), lane.kept.end(), [&](const Block& b) { return b.has(at); });
   if (block == lane.kept.end()) {
-    Block found = read_block(number, std::prev(lane.places.upper_bound(at))->second);
-    lane.places.emplace(found.next.first, found.next);
-    while (!found.has(at)) {
+    Block found{.next = std::prev(lane.places.upper_bound(at))->second};
+    do {
       found = read_block(number, found.next);
       lane.places.emplace(found.next.first, found.next);
-    }
+    } while (!found.has(at));
     lane.kept.push_back(std::move(found));
     if (lane.kept.size() > Lane::max_kept) lane.kept.pop_front();
     block = std::prev(lane.kept.end());

@@ -134,15 +134,15 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
   return members;
 }
 
-ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& origin)
-    : origin_(str(origin, ": member \"", excerpt(member.name), "\"")),
+ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& where)
+    : where_(where),
       rest_(file.subspan(size_t(member.data), size_t(member.packed))),
       bytes_(member.bytes),
       crc_(uint32_t(crc32_z(0, nullptr, 0))),
       wanted_crc_(member.crc) {
   if (member.method == 0) return;
   auto stream = std::make_unique<z_stream>();
-  LOCKSTEP_CHECK(inflateInit2(stream.get(), -15) == Z_OK, origin_, ": zlib cannot start; free memory");
+  LOCKSTEP_CHECK(inflateInit2(stream.get(), -15) == Z_OK, where_, ": zlib cannot start; free memory");
   stream_ = std::move(stream);
 }
 
@@ -159,7 +159,7 @@ int64_t ZipReader::inflate_some(std::byte* out, int64_t room) {
   const int status = inflate(stream_.get(), Z_NO_FLUSH);
   rest_ = rest_.subspan(in - stream_->avail_in);
   ended_ = status == Z_STREAM_END;
-  LOCKSTEP_CHECK(ended_ || status == Z_OK || status == Z_BUF_ERROR, origin_,
+  LOCKSTEP_CHECK(ended_ || status == Z_OK || status == Z_BUF_ERROR, where_,
                  ": deflated data are corrupt: ", stream_->msg ? stream_->msg : "unknown reason",
                  "; write the file again");
   return limit - stream_->avail_out;
@@ -167,7 +167,7 @@ int64_t ZipReader::inflate_some(std::byte* out, int64_t room) {
 
 void ZipReader::read(std::byte* out, int64_t count) {
   if (!stream_ && count > 0) {
-    LOCKSTEP_CHECK(count <= int64_t(rest_.size()), origin_, ": expected ", done_ + count, " bytes, got ", bytes_,
+    LOCKSTEP_CHECK(count <= int64_t(rest_.size()), where_, ": expected ", done_ + count, " bytes, got ", bytes_,
                    "; write the file again");
     std::memcpy(out, rest_.data(), size_t(count));
     rest_ = rest_.subspan(size_t(count));
@@ -176,7 +176,7 @@ void ZipReader::read(std::byte* out, int64_t count) {
     const size_t before = rest_.size();
     const int64_t some = ended_ ? 0 : inflate_some(out + done, count - done);
     done += some;
-    LOCKSTEP_CHECK(some > 0 || rest_.size() < before, origin_, ": expected ", bytes_, " bytes, deflated, got ",
+    LOCKSTEP_CHECK(some > 0 || rest_.size() < before, where_, ": expected ", bytes_, " bytes, deflated, got ",
                    done_ + done, "; write the file again");
   }
   if (count > 0) crc_ = uint32_t(crc32_z(crc_, reinterpret_cast<const Bytef*>(out), size_t(count)));
@@ -191,10 +191,10 @@ void ZipReader::finish() {
     rest = inflate_some(&more, 1);
     if (rest == 0 && !ended_ && rest_.size() == before) break;
   }
-  LOCKSTEP_CHECK(rest == 0 && rest_.empty() && (!stream_ || ended_), origin_, ": expected ", done_,
+  LOCKSTEP_CHECK(rest == 0 && rest_.empty() && (!stream_ || ended_), where_, ": expected ", done_,
                  " bytes and the end of its data there, got ", rest || !rest_.empty() ? "more" : "no end",
                  "; write the file again");
-  LOCKSTEP_CHECK(crc_ == wanted_crc_, origin_, ": expected the CRC-32 ", wanted_crc_, " stored in the file, got ", crc_,
+  LOCKSTEP_CHECK(crc_ == wanted_crc_, where_, ": expected the CRC-32 ", wanted_crc_, " stored in the file, got ", crc_,
                  " of its data (they are damaged); write the file again");
 }
 

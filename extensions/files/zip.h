@@ -28,8 +28,8 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin);
 /// Reads the data of one member sequentially.
 class ZipReader {
  public:
-  /// Errors begin with `origin` and the member's name.
-  ZipReader(Bytes file, const ZipMember& member, const std::string& origin);
+  /// Errors begin with `where`.
+  ZipReader(Bytes file, const ZipMember& member, const std::string& where);
   ~ZipReader();
   ZipReader(const ZipReader&) = delete;
   /// Reads the next `count` bytes of the member. Error if the member has fewer bytes left.
@@ -40,7 +40,7 @@ class ZipReader {
  private:
   int64_t inflate_some(std::byte* out, int64_t room);
 
-  std::string origin_;
+  std::string where_;
   Bytes rest_;
   int64_t bytes_, done_ = 0;
   uint32_t crc_, wanted_crc_;

@@ -4,16 +4,16 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
 #include "base/check.h"
 #include "base/classic_text.h"
+#include "base/suggest.h"
 #include "base/threads.h"
 #include "dist/shard.h"
 
@@ -37,12 +37,11 @@ std::map<int, int> nodes_of_cores() {
   std::error_code none;
   for (const auto& entry : std::filesystem::directory_iterator(sys + "node", none)) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos || name.size() == 4)
-      continue;
+    const std::optional<int> node = name.starts_with("node") ? read_number<int>(name.substr(4)) : std::nullopt;
     std::ifstream in(entry.path() / "cpulist");
     std::string list;
-    if (in >> list)
-      for (const int core : parse_cores(list)) nodes[core] = std::atoi(name.c_str() + 4);
+    if (node && in >> list)
+      for (const int core : parse_cores(list)) nodes[core] = *node;
   }
   return nodes;
 }
@@ -71,31 +70,16 @@ std::vector<Core> allowed_cores() {
 int usable_cores() { return std::min(container_cores(), int(allowed_cores().size())); }
 
 std::vector<int> parse_cores(std::string_view text) {
-  const std::string_view full = text;
   std::vector<int> cores;
-  const auto wrong = [&] { fail(str("[run] expected a list of cores such as 0-3,8, got '", full, "'")); };
-  const auto number = [&] {
-    int n = -1;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (error != std::errc() || n < 0 || n >= max_cores) wrong();
-    text.remove_prefix(size_t(end - text.data()));
-    return n;
-  };
-  for (;;) {
-    const int first = number();
-    int last = first;
-    if (text.starts_with("-")) {
-      text.remove_prefix(1);
-      last = number();
-    }
-    if (last < first) wrong();
-    for (int core = first; core <= last; ++core) cores.push_back(core);
-    if (text.empty()) break;
-    if (!text.starts_with(",")) wrong();
-    text.remove_prefix(1);
+  for (const std::string& part : split(text, ',')) {
+    std::vector<int> ends;
+    for (const std::string& end : split(part, '-')) ends.push_back(read_number<int>(end).value_or(-1));
+    LOCKSTEP_CHECK(ends.size() <= 2 && ends[0] >= 0 && ends[0] <= ends.back() && ends.back() < max_cores,
+                   "[run] expected a list of cores such as 0-3,8, got '", text, "'");
+    for (int core = ends[0]; core <= ends.back(); ++core) cores.push_back(core);
   }
   LOCKSTEP_CHECK(std::set<int>(cores.begin(), cores.end()).size() == cores.size(),
-                 "[run] expected every core once, got '", full, "'");
+                 "[run] expected every core once, got '", text, "'");
   return cores;
 }
 
@@ -113,14 +97,9 @@ std::string format_cores(const std::vector<int>& cores) {
 }
 
 Binding parse_binding(const std::string& text) {
-  const std::map<std::string, Binding> known = {{"node", Binding::node},
-                                                {"socket", Binding::socket},
-                                                {"exclusive", Binding::exclusive},
-                                                {"core-complex", Binding::core_complex}};
-  const auto found = known.find(text);
-  LOCKSTEP_CHECK(found != known.end(),
-                 "[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'");
-  return found->second;
+  for (const auto& [binding, name] : numa_bindings)
+    if (text == name) return binding;
+  fail(str("[run] expected --numa-binding to be node, socket, exclusive or core-complex, got '", text, "'"));
 }
 
 std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector<Core> cores) {
@@ -140,23 +119,20 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
     group->second.push_back(core.id);
   }
   LOCKSTEP_CHECK(!groups.empty(), "[run] expected cores to bind ranks to, got none; leave ranks unbound");
-  const auto group_of = [&](int rank) { return size_t(rank) * groups.size() / size_t(ranks); };
-  for (int rank = 0; rank < ranks; ++rank) {
-    const std::vector<int>& group = groups[group_of(rank)].second;
-    std::vector<int>& mine = dealt[size_t(rank)];
-    mine = group;
-    if (binding == Binding::cores || binding == Binding::exclusive) {
-      int local_ranks = 0, before = 0;
-      for (int other = 0; other < ranks; ++other) {
-        if (group_of(other) != group_of(rank)) continue;
-        local_ranks += 1, before += other < rank;
-      }
-      LOCKSTEP_CHECK(local_ranks <= int(group.size()), "[run] expected at least one core a rank to bind to, got ",
-                     group.size(), " for ", local_ranks, " ranks; start fewer ranks, or leave them unbound");
-      const auto part = shard_range(int64_t(group.size()), local_ranks, before);
+  std::vector<std::vector<int>> ranks_of(groups.size());
+  for (int rank = 0; rank < ranks; ++rank) ranks_of[size_t(rank) * groups.size() / size_t(ranks)].push_back(rank);
+  const bool divided = binding == Binding::cores || binding == Binding::exclusive;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const std::vector<int>& group = groups[g].second;
+    const int parts = divided ? int(ranks_of[g].size()) : 1;
+    LOCKSTEP_CHECK(parts <= int(group.size()), "[run] expected at least one core a rank to bind to, got ", group.size(),
+                   " for ", parts, " ranks; start fewer ranks, or leave them unbound");
+    for (size_t i = 0; i < ranks_of[g].size(); ++i) {
+      const auto part = shard_range(int64_t(group.size()), parts, divided ? int(i) : 0);
+      std::vector<int>& mine = dealt[size_t(ranks_of[g][i])];
       mine.assign(group.begin() + part.begin, group.begin() + part.end);
+      std::sort(mine.begin(), mine.end());
     }
-    std::sort(mine.begin(), mine.end());
   }
   return dealt;
 }

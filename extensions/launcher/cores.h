@@ -2,6 +2,7 @@
 // The cores that a rank may run on.
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::dist {
@@ -29,7 +30,12 @@ enum class Binding {
   exclusive,     ///< each rank gets an equal part of a NUMA node's cores
   core_complex,  ///< each rank gets all cores that share a last-level cache
 };
-/// Parses "node", "socket", "exclusive" or "core-complex" (torchrun's --numa-binding). Error for any other text.
+/// The values of torchrun's --numa-binding.
+inline constexpr std::pair<Binding, const char*> numa_bindings[] = {{Binding::node, "node"},
+                                                                    {Binding::socket, "socket"},
+                                                                    {Binding::exclusive, "exclusive"},
+                                                                    {Binding::core_complex, "core-complex"}};
+/// Parses one of numa_bindings. Error for any other text.
 Binding parse_binding(const std::string& text);
 
 /// The cores of each rank; empty lists for Binding::none. Error when a rank would get no core.

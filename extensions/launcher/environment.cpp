@@ -1,7 +1,5 @@
 // Environment variables of the ranks, and the token, port and thread counts in them. See launch.h.
-#include <arpa/inet.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <numeric>
 
 #include "base/check.h"
 #include "extensions/launcher/launch.h"
@@ -18,23 +17,16 @@
 namespace lockstep::dist {
 namespace {
 
-int ranks_of(const LaunchOptions& o, int node) {
-  return o.ranks_of_nodes.empty() ? o.ranks : o.ranks_of_nodes[size_t(node)];
+/// The number of ranks on the first `nodes` nodes.
+int ranks_on(const LaunchOptions& o, int nodes) {
+  const std::vector<int>& given = o.ranks_of_nodes;
+  return given.empty() ? nodes * o.ranks : std::accumulate(given.begin(), given.begin() + nodes, 0);
 }
 
 }  // namespace
 
-int first_rank(const LaunchOptions& o) {
-  int rank = 0;
-  for (int node = 0; node < o.node; ++node) rank += ranks_of(o, node);
-  return rank;
-}
-
-int world_size(const LaunchOptions& o) {
-  int size = 0;
-  for (int node = 0; node < o.nodes; ++node) size += ranks_of(o, node);
-  return size;
-}
+int first_rank(const LaunchOptions& o) { return ranks_on(o, o.node); }
+int world_size(const LaunchOptions& o) { return ranks_on(o, o.nodes); }
 
 int threads_of_rank(int cores, int ranks) { return std::max(1, cores / std::max(1, ranks)); }
 
@@ -51,7 +43,7 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
   set("TORCHELASTIC_RESTART_COUNT", attempt.number), set("TORCHELASTIC_MAX_RESTARTS", o.max_restarts),
       set("TORCHELASTIC_RUN_ID", attempt.job);
   set("LOCKSTEP_JOB", attempt.job), set("LOCKSTEP_TOKEN", attempt.token);
-  const std::string errors = attempt.folder + "/" + std::to_string(rank) + "/error.json";
+  const std::string errors = str(attempt.folder, "/", rank, "/error.json");
   set("LOCKSTEP_ERROR_FILE", errors), set("TORCHELASTIC_ERROR_FILE", errors);
   all.emplace("LOCKSTEP_FLIGHT_DIR", attempt.folder);
   // A single rank that is not bound to cores may use all of them, so OMP_NUM_THREADS stays unset.
@@ -81,22 +73,20 @@ Port::Port(const std::string& address, int wanted) {
   LOCKSTEP_CHECK(wanted >= 0 && wanted <= 65535, "[run] expected --master-port from 0 (any) to 65535, got ", wanted);
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  const int code = getaddrinfo(address.c_str(), nullptr, &hints, &list);
+  hints.ai_flags = AI_NUMERICSERV;
+  const int code = getaddrinfo(address.c_str(), std::to_string(wanted).c_str(), &hints, &list);
   LOCKSTEP_CHECK(code == 0, "[run] cannot find the address of '", address, "': ", gai_strerror(code),
                  "; give --master-addr a name or address of this machine");
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> all(list, &freeaddrinfo);
-  sockaddr_storage place{};
-  socklen_t size = list->ai_addrlen;
-  std::memcpy(&place, list->ai_addr, size);
-  (place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port
-                               : reinterpret_cast<sockaddr_in*>(&place)->sin_port) = htons(uint16_t(wanted));
+  SocketAddress place{.length = list->ai_addrlen};
+  std::memcpy(&place.storage, list->ai_addr, place.length);
   const auto bound = [&] {
-    Fd made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Fd made(socket(place.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno),
                    "; raise the limit of open files (ulimit -n), or give another --master-addr");
     const int on = 1;
     setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(made.get(), reinterpret_cast<sockaddr*>(&place), size) != 0) made.close();
+    if (bind(made.get(), reinterpret_cast<sockaddr*>(&place.storage), place.length) != 0) made.close();
     return made;
   };
   {  // Listening is the real test: with SO_REUSEADDR two sockets may bind to a port, but not while another one listens.
@@ -109,10 +99,9 @@ Port::Port(const std::string& address, int wanted) {
       fail(str("[run] cannot use port ", wanted, " of ", address, ": ", std::strerror(errno),
                "; name another one with --master-port, or 0 for any that is free"));
     }
-    getsockname(test.get(), reinterpret_cast<sockaddr*>(&place), &size);
+    place = local_address(test.get());
   }
-  number_ = ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&place)->sin6_port
-                                              : reinterpret_cast<sockaddr_in*>(&place)->sin_port);
+  number_ = place.port();
   socket_ = bound();
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -94,7 +95,7 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
     }
     const Flight::Entry* stuck = r.stuck();
     late += str(late.empty() ? "" : "; ", "rank ", r.rank, " is late: it ");
-    if (stuck && stuck == e) late += "is in " + where(*e);
+    if (stuck == e) late += "is in " + where(*e);
     else if (stuck) late += str("left ", where(*e), " and is in ", where(*stuck), " of group ", stuck->group);
     else late += "left " + where(*e) + " and is in no collective";
     root_cause |= !stuck || stuck == e;
@@ -102,14 +103,11 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
   const std::string in_group = group == "world" ? "" : " of group " + group;
   if (calls.size() > 1 && late.empty()) {
     root_cause = true;
-    std::string text = str("ranks disagree in seq ", newest, in_group, ": ");
-    bool first = true;
-    for (const auto& [call, ranks] : calls) {
-      text += str(first ? "" : "; ", named(ranks), ranks.size() == 1 ? " calls " : " call ",
+    std::string text;
+    for (const auto& [call, ranks] : calls)
+      text += str(text.empty() ? ": " : "; ", named(ranks), ranks.size() == 1 ? " calls " : " call ",
                   call.empty() ? "something later" : call);
-      first = false;
-    }
-    return text;
+    return str("ranks disagree in seq ", newest, in_group, text);
   }
   const auto& [call, waiting] = *calls.begin();
   const std::string wait =
@@ -135,7 +133,7 @@ std::string explain_flight(const std::string& folder) {
   std::vector<std::string> groups, causes, effects;
   for (const Record& r : records)
     for (const auto& e : r.entries)
-      if (std::find(groups.begin(), groups.end(), e.group) == groups.end()) groups.push_back(e.group);
+      if (std::ranges::count(groups, e.group) == 0) groups.push_back(e.group);
   for (const std::string& group : groups) {
     bool root_cause = false;
     if (const auto text = verdict_of(group, records, root_cause)) (root_cause ? causes : effects).push_back(*text);
@@ -143,11 +141,9 @@ std::string explain_flight(const std::string& folder) {
   for (const Record& r : records)  // messages have no number in the order of a group
     if (const auto* e = r.stuck(); e && e->sequence == 0)
       effects.push_back(str("rank ", r.rank, " waits in ", e->call));
-  std::vector<int> silent;
-  for (int rank = 0, i = 0; rank < world; ++rank) {
-    if (i < int(records.size()) && records[size_t(i)].rank == rank) ++i;
-    else silent.push_back(rank);
-  }
+  std::vector<int> silent(static_cast<size_t>(world));
+  std::iota(silent.begin(), silent.end(), 0);
+  for (const Record& r : records) std::erase(silent, r.rank);
 
   std::string text;
   if (!silent.empty())
@@ -158,9 +154,8 @@ std::string explain_flight(const std::string& folder) {
   if (causes.empty() && silent.empty()) text += "no rank waits for another\n";
   for (const Record& r : records) {
     text += str("  rank ", r.rank, ": ");
-    if (r.entries.empty()) {
-      text += "no collective";
-    } else {
+    if (r.entries.empty()) text += "no collective";
+    else {
       const Flight::Entry& e = r.entries.back();
       const double seconds = e.ended_ns ? double(e.ended_ns - e.started_ns) * 1e-9 : 0;
       text += str(r.waits(e) ? "in " : "after ", where(e), " of group ", e.group, ", step ", e.step,

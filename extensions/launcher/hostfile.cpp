@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/classic_text.h"
@@ -22,9 +23,6 @@ std::string_view trim(std::string_view text) {
   return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-/// Reads a decimal number >= 0. Returns a negative number for any other text.
-int number(std::string_view text) { return read_number<int>(text).value_or(-1); }
-
 /// Error unless the name is safe as an argument of ssh: the name must not look like an option. It may begin with USER@.
 void check_host(const std::string& name, const std::string& where) {
   const bool plain = std::all_of(name.begin(), name.end(),
@@ -34,12 +32,12 @@ void check_host(const std::string& name, const std::string& where) {
 }
 
 std::string names_of(const std::vector<Host>& hosts) {
-  std::string all;
-  for (const Host& host : hosts) all += (all.empty() ? "" : ", ") + host.name;
-  return all;
+  std::vector<std::string> names;
+  for (const Host& host : hosts) names.push_back(host.name);
+  return list_names(names, names.size());
 }
 
-/// Parses the value of --include or --exclude: the slots of each host that it names. An empty list means all slots.
+/// Parses the value of --include or --exclude: the slots of each host that it names.
 std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text,
                                                      const char* option) {
   std::map<std::string, std::vector<int>> named;
@@ -54,9 +52,12 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
     LOCKSTEP_CHECK(!named.contains(name), "[run] ", option, " names host '", name,
                    "' twice; put its slots into one list");
     std::vector<int>& slots = named[name];
-    if (colon == std::string::npos) continue;
+    if (colon == std::string::npos) {
+      slots = host->slots;
+      continue;
+    }
     for (const std::string& item : split(part.substr(colon + 1), ',')) {
-      const int slot = number(trim(item));
+      const int slot = read_number<int>(trim(item)).value_or(-1);
       LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item,
                      "' of host '", name, "'");
       LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot,
@@ -65,7 +66,6 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
                      " of host '", name, "' twice; name it once");
       slots.push_back(slot);
     }
-    std::sort(slots.begin(), slots.end());
   }
   return named;
 }
@@ -75,25 +75,24 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& file) {
   std::vector<Host> hosts;
   std::map<std::string, int> line_of;
-  for (int line = 1; !text.empty(); ++line) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view rest = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    rest = trim(rest.substr(0, rest.find('#')));
+  int line = 0;
+  for (const std::string& full : split(text, '\n')) {
+    ++line;
+    const std::string_view rest = trim(std::string_view(full).substr(0, full.find('#')));
     if (rest.empty()) continue;
     const size_t blank = std::min(rest.find_first_of(" \t"), rest.size());
     const std::string name(rest.substr(0, blank));
     const std::string_view slots = trim(rest.substr(blank));
     check_host(name, str(file, ":", line));
-    const int n = slots.starts_with("slots=") ? number(slots.substr(6)) : -1;
+    const int n = slots.starts_with("slots=") ? read_number<int>(slots.substr(6)).value_or(-1) : -1;
     LOCKSTEP_CHECK(n >= 0, "[run] ", file, ":", line, ": expected 'host slots=N', got '", rest, "'");
     LOCKSTEP_CHECK(n >= 1 && n <= max_slots, "[run] ", file, ":", line, ": expected 1 to ", max_slots,
                    " slots for host '", name, "', got ", n);
     const auto [first, fresh] = line_of.emplace(name, line);
     LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' occurs already in line ", first->second,
                    "; give it one line with all slots");
-    hosts.push_back({name, {}});
-    for (int slot = 0; slot < n; ++slot) hosts.back().slots.push_back(slot);
+    hosts.push_back({name, std::vector<int>(size_t(n))});
+    std::iota(hosts.back().slots.begin(), hosts.back().slots.end(), 0);
   }
   LOCKSTEP_CHECK(!hosts.empty(), "[run] ", file, ": expected at least one line 'host slots=N', got none");
   return hosts;
@@ -111,15 +110,13 @@ std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string
   const auto named =
       parse_filter(hosts, include.empty() ? exclude : include, include.empty() ? "--exclude" : "--include");
   std::vector<Host> kept;
-  for (const Host& host : hosts) {
+  for (Host host : hosts) {
     const auto found = named.find(host.name);
-    const bool all = found != named.end() && found->second.empty();
-    std::vector<int> slots;
-    for (const int slot : host.slots) {
-      const bool match = found != named.end() && (all || std::count(found->second.begin(), found->second.end(), slot));
-      if (match != include.empty()) slots.push_back(slot);
-    }
-    if (!slots.empty()) kept.push_back({host.name, slots});
+    std::erase_if(host.slots, [&](int slot) {
+      const bool match = found != named.end() && std::ranges::count(found->second, slot) > 0;
+      return match == include.empty();
+    });
+    if (!host.slots.empty()) kept.push_back(std::move(host));
   }
   LOCKSTEP_CHECK(!kept.empty(), "[run] --exclude '", exclude, "' leaves no slot on any host (", names_of(hosts),
                  "); exclude fewer");

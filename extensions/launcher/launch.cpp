@@ -10,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <iomanip>
 #include <optional>
 
 #include "base/check.h"
@@ -29,24 +30,16 @@ constexpr double longest_pause = 60;
 
 /// A job name that differs from those of other runs of the same user.
 std::string new_job() {
-  char text[64];
   const time_t now = time(nullptr);
   tm local{};
   localtime_r(&now, &local);
-  strftime(text, sizeof text, "%Y-%m-%d_%H-%M-%S", &local);
-  return std::string(text) + "_" + std::to_string(getpid());
-}
-
-void check_job(const std::string& job) {
-  LOCKSTEP_CHECK(job.find('/') == std::string::npos && job != "." && job != ".." && job.size() < 128,
-                 "[run] expected a name of at most 127 characters without / as --rdzv-id, got '", job, "'");
+  return str(std::put_time(&local, "%Y-%m-%d_%H-%M-%S"), "_", getpid());
 }
 
 bool has_flight_records(const fs::path& folder) {
   std::error_code none;
-  for (const auto& entry : fs::recursive_directory_iterator(folder, none))
-    if (entry.path().filename().string().starts_with("flight-")) return true;
-  return false;
+  const auto is_record = [](const auto& entry) { return entry.path().filename().string().starts_with("flight-"); };
+  return std::ranges::any_of(fs::recursive_directory_iterator(folder, none), is_record);
 }
 
 /// Runs the command again and again, until an attempt succeeds or the restarts are used up.
@@ -73,10 +66,9 @@ class Launch {
       if (code == 0 || outcome.interrupted || o_.agent || number >= o_.max_restarts) break;
       if (steady_seconds() - begun > longest_pause) pause = o_.restart_pause;
       const std::string when = pause > 0 ? str(" in ", pause, " s") : "";
-      console_.say("starting all ranks again" + when + " (restart " + std::to_string(number + 1) + " of " +
-                   std::to_string(o_.max_restarts) + ")");
+      console_.say("starting all ranks again", when, " (restart ", number + 1, " of ", o_.max_restarts, ")");
       if (const int signal = wait(pause)) {
-        console_.say(signal_name(signal) + ": not restarting");
+        console_.say(signal_name(signal), ": not restarting");
         console_.hurry();
         code = 128 + signal;
         break;
@@ -112,28 +104,28 @@ class Launch {
     return redirects_.covers(local_rank, stream) || tee_.covers(local_rank, stream);
   }
 
-  void notice(const std::string& text) {
-    if (!o_.quiet) console_.say(text);
+  void notice(const auto&... parts) {
+    if (!o_.quiet) console_.say(parts...);
   }
 
   void prepare_folder() {
     if (remote()) return;
-    redirects_ = o_.redirects.empty() ? OutputStreams() : OutputStreams::parse(o_.redirects, o_.ranks, "--redirects");
-    tee_ = o_.tee.empty() ? OutputStreams() : OutputStreams::parse(o_.tee, o_.ranks, "--tee");
+    if (!o_.redirects.empty()) redirects_ = OutputStreams::parse(o_.redirects, o_.ranks, "--redirects");
+    if (!o_.tee.empty()) tee_ = OutputStreams::parse(o_.tee, o_.ranks, "--tee");
     if (!o_.log_dir.empty()) {
       if (o_.redirects.empty() && o_.tee.empty()) tee_ = OutputStreams(3);
       folder_ = fs::absolute(o_.log_dir) / o_.job;
       // A new run on one node must not write into the folder of an earlier run with the same job name. Nodes of one run
       // share the folder.
       for (int i = 2; o_.nodes == 1 && !o_.agent && fs::exists(folder_); ++i)
-        folder_ = fs::absolute(o_.log_dir) / (o_.job + "-" + std::to_string(i));
+        folder_ = fs::absolute(o_.log_dir) / str(o_.job, "-", i);
       return;
     }
     scratch_.emplace();
     folder_ = scratch_->path();
     if (!redirects_.any() && !tee_.any()) return;
     scratch_->keep(false);
-    notice("logs are written to " + folder_.string() + " (--log-dir chooses)");
+    notice("logs are written to ", folder_.string(), " (--log-dir chooses)");
   }
 
   void prepare_cores() {
@@ -150,10 +142,10 @@ class Launch {
     cores_ = deal_cores(o_.binding, o_.ranks, cores);
     const bool set = base_.contains("OMP_NUM_THREADS") || base_.contains("LOCKSTEP_THREADS");
     if (o_.ranks > 1 && o_.binding == Binding::none && !set)
-      notice("OMP_NUM_THREADS=" + std::to_string(threads(0)) + " for each of " + std::to_string(o_.ranks) + " ranks (" +
-             std::to_string(usable_cores()) + " cores); set it to choose");
+      notice("OMP_NUM_THREADS=", threads(0), " for each of ", o_.ranks, " ranks (", usable_cores(),
+             " cores); set it to choose");
     for (int i = 0; o_.binding != Binding::none && i < o_.ranks; ++i)
-      notice("rank " + std::to_string(first_rank(o_) + i) + " runs on cores " + format_cores(cores_[size_t(i)]));
+      notice("rank ", first_rank(o_) + i, " runs on cores ", format_cores(cores_[size_t(i)]));
   }
 
   int threads(int local_rank) const {
@@ -225,7 +217,7 @@ class Launch {
       console_.say(describe_failure(o_, attempt, members, outcome));
       if (scratch_ && has_flight_records(attempt.folder)) {
         scratch_->keep(true);
-        console_.say("flight records: lockstep flight " + attempt.folder);
+        console_.say("flight records: lockstep flight ", attempt.folder);
       }
       return outcome.members[size_t(find_cause(o_, attempt, outcome))].code();
     }
@@ -273,7 +265,8 @@ void check(const LaunchOptions& o) {
     if (!text->empty() && o.hosts.empty()) OutputStreams::parse(*text, o.ranks, option);
   }
   line_prefix(o.prefix, 0, 0, o.role);
-  check_job(o.job);
+  LOCKSTEP_CHECK(o.job.find('/') == std::string::npos && o.job != "." && o.job != ".." && o.job.size() < 128,
+                 "[run] expected a name of at most 127 characters without / as --rdzv-id, got '", o.job, "'");
   if (o.nodes == 1 || !o.hosts.empty() || o.agent) return;
   LOCKSTEP_CHECK(!o.address.empty(),
                  "[run] expected --master-addr (or --rdzv-endpoint HOST:PORT), the address of node 0, with --nnodes ",
@@ -301,11 +294,8 @@ int launch(LaunchOptions o) {
   }
   const bool several = o.nodes > 1 || o.hosts.size() > 1;
   if (!o.hosts.empty()) {
-    if (o.address.empty()) {
-      char name[256] = "";
-      gethostname(name, sizeof name - 1);
-      o.address = o.hosts.size() > 1 && is_this_machine(o.hosts[0].name) ? name : o.hosts[0].name;
-    }
+    const std::string& first = o.hosts[0].name;
+    if (o.address.empty()) o.address = o.hosts.size() > 1 && is_this_machine(first) ? host_name() : first;
   } else if (several && !o.agent) {
     if (o.job.empty()) o.job = "lockstep";
   } else if (!o.agent) {

@@ -10,7 +10,6 @@
 //
 // With --hostfile, the supervisor starts `lockstep run --agent` on each host through ssh, and sends the token through
 // ssh's stdin.
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -120,9 +119,5 @@ std::string describe_failure(const LaunchOptions& options, const Attempt& attemp
                              const Outcome& outcome);
 /// The text of an error file, which is plain text, or JSON with "message". Empty if there is none.
 std::string read_error_file(const std::string& file);
-
-/// Runs `body` in a child process and returns the child's exit code. This process forwards signals to the child, which
-/// reads them from the signalfd `signals`. When the child has ended, this process kills its leftover descendants.
-int guarded(const std::function<int(int signals)>& body);
 
 }  // namespace lockstep::dist

@@ -11,10 +11,10 @@
 #include <csignal>
 #include <cstring>
 
-#include "base/check.h"
 #include "base/classic_text.h"
 #include "base/clock.h"
 #include "base/output_file.h"
+#include "base/suggest.h"
 
 namespace lockstep::dist {
 namespace {
@@ -22,33 +22,25 @@ namespace {
 constexpr size_t kept = 4096;     // bytes kept of the end of each stream
 constexpr double last_words = 2;  // seconds that drain() waits for a slow reader after hurry()
 
-bool read_integer(std::string_view text, int& n) { return (n = read_number<int>(text).value_or(-1)) >= 0; }
-
 }  // namespace
 
 OutputStreams OutputStreams::parse(const std::string& text, int ranks, const char* option) {
-  const auto wrong = [&](const std::string& got) {
-    fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '",
-             got, "'"));
+  const auto number = [&](const std::string& part, int max) {
+    const int n = read_number<int>(part).value_or(-1);
+    LOCKSTEP_CHECK(n >= 0 && n <= max, "[run] expected ", option,
+                   " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '", text, "'");
+    return n;
   };
+  if (text.find(':') == std::string::npos) return number(text, 3);
   OutputStreams streams;
-  if (text.find(':') == std::string::npos) {
-    if (!read_integer(text, streams.all_) || streams.all_ > 3) wrong(text);
-    return streams;
-  }
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    const std::string item = text.substr(at, end - at);
-    const size_t colon = item.find(':');
-    int rank = -1, value = -1;
-    if (colon == std::string::npos || !read_integer(item.substr(0, colon), rank) ||
-        !read_integer(item.substr(colon + 1), value) || value > 3)
-      wrong(text);
+  for (const std::string& item : split(text, ',')) {
+    const size_t colon = std::min(item.find(':'), item.size());
+    const int rank = number(item.substr(0, colon), INT_MAX),
+              value = number(item.substr(std::min(colon + 1, item.size())), 3);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
                    " here, name one of these");
     LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank,
                    " twice; name it once");
-    at = end + 1;
   }
   return streams;
 }
@@ -155,7 +147,7 @@ void Relay::keep(std::string_view bytes) {
     const ssize_t written = write(file_.get(), bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) {
-      console_->say("cannot write " + path_ + ": " + std::strerror(errno) + "; the file ends here, free space there");
+      console_->say("cannot write ", path_, ": ", std::strerror(errno), "; the file ends here, free space there");
       file_.close();
       return;
     }

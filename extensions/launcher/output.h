@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "extensions/launcher/process.h"
 
 namespace lockstep::dist {
@@ -36,8 +37,8 @@ class Console {
   Console();
   /// Queues text for stdout or stderr (`fd` 1 or 2).
   void put(int fd, std::string_view text);
-  /// Prints a message of the launcher itself to stderr.
-  void say(const std::string& line) { put_line(2, nullptr, "lockstep run: " + line + "\n"); }
+  /// Prints a message of the launcher itself to stderr: its parts, joined by str().
+  void say(const auto&... parts) { put_line(2, nullptr, str("lockstep run: ", parts..., "\n")); }
   /// Queues a whole line of the stream `owner`. If another stream has an unfinished line, ends that line first.
   void put_line(int fd, const void* owner, std::string_view text);
   /// Queues the beginning of a line, which the stream `owner` will continue.

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -13,16 +14,24 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/suggest.h"
 
 namespace lockstep::dist {
 namespace {
+
+static_assert(parent_died == SIGPWR);
 
 void make_pipe(Fd& read_end, Fd& write_end) {
   int ends[2];
@@ -50,11 +59,12 @@ constexpr const char* steps[] = {"", "be set to end with its launcher", "be give
 /// The last lines of a file, indented.
 std::string last_lines(const std::filesystem::path& file, size_t count) {
   std::ifstream in(file);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
-  std::string text;
-  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
-  return text;
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back("  " + line + "\n");
+    if (lines.size() > count) lines.pop_front();
+  }
+  return std::accumulate(lines.begin(), lines.end(), std::string());
 }
 
 }  // namespace
@@ -84,12 +94,9 @@ std::string find_program(const std::string& name) {
     return name;
   }
   const char* path = std::getenv("PATH");
-  std::string folders = path && *path ? path : "/usr/local/bin:/usr/bin:/bin";
-  for (size_t at = 0; at <= folders.size();) {
-    const size_t end = std::min(folders.find(':', at), folders.size());
-    const std::string found = (end > at ? folders.substr(at, end - at) : ".") + "/" + name;
+  for (const std::string& folder : split(path && *path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    const std::string found = (folder.empty() ? "." : folder) + "/" + name;
     if (usable(found)) return found;
-    at = end + 1;
   }
   fail(str("[run] no program '", name, "' in PATH",
            usable("./" + name) ? "; to run the one here, write ./" + name : "; give its path"));
@@ -241,6 +248,63 @@ void run_program(const std::string& who, const std::vector<std::string>& command
   LOCKSTEP_CHECK(!interrupted(), "interrupted; run the command again");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; see its last lines:\n", last_lines(output, 20));
+}
+
+/// Forwards signals until the supervisor has ended, then ends all processes of the job that are left.
+static int pass_signals_on(int supervisor, const sigset_t& watched) {
+  for (;;) {
+    siginfo_t info{};
+    const int signal = sigwaitinfo(&watched, &info);
+    if (signal < 0) continue;
+    if (signal != SIGCHLD) kill(supervisor, signal);
+    if (signal == SIGTSTP) raise(SIGSTOP);  // Ctrl-Z: the supervisor, which stops the ranks, has the signal already
+    int status = 0;
+    if (waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
+    const auto left = kill_children(5);
+    if (WIFEXITED(status)) return WEXITSTATUS(status);
+    std::cerr << "lockstep run: the supervisor (pid " << supervisor << ") was killed by "
+              << signal_name(WTERMSIG(status)) << "; its ranks were ended";
+    if (!left.empty())
+      std::cerr << ", and " << left.size() << (left.size() == 1 ? " process" : " processes")
+                << " that they had started";
+    std::cerr << "; see dmesg for the cause, and start the run again" << std::endl;
+    return 128 + WTERMSIG(status);
+  }
+}
+
+int guarded(const std::function<int(int signals)>& body) {
+  sigset_t watched, before;
+  sigemptyset(&watched);
+  for (const int one : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD, parent_died})
+    sigaddset(&watched, one);
+  sigprocmask(SIG_BLOCK, &watched, &before);
+  signal(SIGPIPE, SIG_IGN);
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  std::cout.flush(), std::cerr.flush(), std::fflush(nullptr);
+  const int self = getpid();
+  const int supervisor = fork();
+  LOCKSTEP_CHECK(supervisor >= 0, "[run] cannot start a process: ", std::strerror(errno),
+                 "; free memory, or raise the limit of processes (ulimit -u)");
+  if (supervisor == 0) {
+    int code = 1;
+    try {
+      setpgid(0, 0);  // Ctrl-C reaches the parent process only, so the signal arrives once
+      prctl(PR_SET_CHILD_SUBREAPER, 1);
+      prctl(PR_SET_PDEATHSIG, parent_died);
+      if (getppid() != self) _exit(1);
+      for (const int one : {SIGTTOU, SIGTTIN}) signal(one, SIG_IGN);
+      sigdelset(&watched, SIGCHLD);
+      const Fd signals(signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
+      LOCKSTEP_CHECK(signals, "[run] cannot watch signals: ", std::strerror(errno),
+                     "; raise the limit of open files (ulimit -n)");
+      code = body(signals.get());
+    } catch (const std::exception& error) { std::cerr << "error: " << error.what() << std::endl; }
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  const int code = pass_signals_on(supervisor, watched);
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return code;
 }
 
 }  // namespace lockstep::dist

@@ -2,6 +2,7 @@
 // Child processes that cannot get lost: each one leads a process group of its own, dies with its parent, and its
 // leftover descendants are found and killed.
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -57,6 +58,13 @@ std::vector<Child> kill_children(double seconds);
 void run_program(const std::string& who, const std::vector<std::string>& command,
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout, bool (*interrupted)());
+
+/// The signal that the kernel sends when the parent process dies.
+inline constexpr int parent_died = 30;  // SIGPWR
+
+/// Runs `body` in a child process and returns the child's exit code. This process forwards signals to the child, which
+/// reads them from the signalfd `signals`. When the child has ended, this process kills its leftover descendants.
+int guarded(const std::function<int(int signals)>& body);
 
 /// The name of a signal, such as "SIGKILL".
 std::string signal_name(int signal);

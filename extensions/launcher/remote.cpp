@@ -1,5 +1,6 @@
 // Launchers on other hosts: the ssh command that starts them, and the greeting that passes secrets through ssh's input,
 // since every user of a host can read command lines.
+#include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -20,18 +21,12 @@ constexpr const char* exported_prefixes[] = {"LOCKSTEP_", "OMP_",      "GOMP_", 
 constexpr const char* exported_names[] = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"};
 constexpr size_t longest_greeting = size_t(1) << 20;
 
-std::string with_commas(const std::vector<int>& numbers) {
-  std::string text;
-  for (const int n : numbers) text += std::to_string(n) + ",";
-  if (!text.empty()) text.pop_back();
-  return text;
-}
+std::string with_commas(const auto& numbers) { return fmt::format("{}", fmt::join(numbers, ",")); }
 
 bool is_exported(const std::string& name) {
   if (name == "LOCKSTEP_TOKEN" || name == "LOCKSTEP_TERMINAL") return false;
-  return std::any_of(std::begin(exported_prefixes), std::end(exported_prefixes),
-                     [&](const char* p) { return name.starts_with(p); }) ||
-         std::any_of(std::begin(exported_names), std::end(exported_names), [&](const char* n) { return name == n; });
+  return std::ranges::count(exported_names, name) > 0 ||
+         std::ranges::any_of(exported_prefixes, [&](const char* prefix) { return name.starts_with(prefix); });
 }
 
 }  // namespace
@@ -47,9 +42,7 @@ std::string shell_quote(const std::string& text) {
 }
 
 bool is_this_machine(const std::string& host) {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return host == "localhost" || host == "127.0.0.1" || host == "::1" || host == name;
+  return host == "localhost" || host == "127.0.0.1" || host == "::1" || host == host_name();
 }
 
 std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& attempt, int node,
@@ -57,43 +50,21 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
   const Host& host = o.hosts[size_t(node)];
   std::vector<int> counts;
   for (const Host& one : o.hosts) counts.push_back(int(one.slots.size()));
-  std::vector<std::string> run = {launcher,
-                                  "run",
-                                  "--agent",
-                                  "--nnodes",
-                                  std::to_string(o.hosts.size()),
-                                  "--node-rank",
-                                  std::to_string(node),
-                                  "--ranks-per-node",
-                                  with_commas(counts),
-                                  "--nproc",
-                                  std::to_string(host.slots.size()),
-                                  "--master-addr",
-                                  attempt.address,
-                                  "--master-port",
-                                  std::to_string(attempt.port),
-                                  "--rdzv-id",
-                                  attempt.job,
-                                  "--role",
-                                  o.role,
-                                  "--log-line-prefix-template",
-                                  o.prefix,
-                                  "--grace",
-                                  str(o.times.grace),
-                                  "--stop-timeout",
-                                  str(o.times.stop)};
+  std::vector<std::string> run = {launcher, "run", "--agent"};
+  const auto give = [&](const char* option, const auto& value) { run.insert(run.end(), {option, str(value)}); };
+  give("--nnodes", o.hosts.size()), give("--node-rank", node), give("--ranks-per-node", with_commas(counts));
+  give("--nproc", host.slots.size()), give("--master-addr", attempt.address), give("--master-port", attempt.port);
+  give("--rdzv-id", attempt.job), give("--role", o.role), give("--log-line-prefix-template", o.prefix);
+  give("--grace", o.times.grace), give("--stop-timeout", o.times.stop);
   const auto add = [&](const char* option, const std::string& value) {
-    if (!value.empty()) run.insert(run.end(), {option, value});
+    if (!value.empty()) give(option, value);
   };
   add("--log-dir", o.log_dir), add("--redirects", o.redirects), add("--tee", o.tee);
-  add("--local-ranks-filter", with_commas({o.ranks_filter.begin(), o.ranks_filter.end()}));
+  add("--local-ranks-filter", with_commas(o.ranks_filter));
   if (!o.devices.empty()) add("--devices", with_commas(host.slots));
   if (o.binding == Binding::cores) run.push_back("--bind-cores-to-rank");
-  else if (o.binding != Binding::none)
-    add("--numa-binding", o.binding == Binding::node        ? "node"
-                          : o.binding == Binding::socket    ? "socket"
-                          : o.binding == Binding::exclusive ? "exclusive"
-                                                            : "core-complex");
+  for (const auto& [binding, name] : numa_bindings)
+    if (o.binding == binding) give("--numa-binding", name);
   add("--bind-core-list", format_cores(o.cores));
   if (o.quiet) run.push_back("--quiet");
   run.push_back("--");
@@ -113,8 +84,7 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
 }
 
 std::string agent_greeting(const LaunchOptions& o, const Attempt& attempt, const Environment& base) {
-  std::string text = "token " + attempt.token + "\nattempt " + std::to_string(attempt.number) + "\nrestarts " +
-                     std::to_string(o.max_restarts) + "\n";
+  std::string text = str("token ", attempt.token, "\nattempt ", attempt.number, "\nrestarts ", o.max_restarts, "\n");
   for (const auto& [name, value] : base)
     if (is_exported(name) && value.find('\n') == std::string::npos) text += "env " + name + "=" + value + "\n";
   return text + "go\n";

@@ -1,7 +1,6 @@
 // The report of a failed attempt: the rank that failed first, the reason, and its last output.
 #include <signal.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -20,10 +19,9 @@ constexpr size_t longest_error = 8192;
 
 std::string outcome_of(const Ended& ended) {
   if (ended.status < 0) return "did not end even when killed";
-  if (WIFSIGNALED(ended.status))
-    return "was killed by " + signal_name(WTERMSIG(ended.status)) + " (signal " +
-           std::to_string(WTERMSIG(ended.status)) + ")";
-  return "ended with exit code " + std::to_string(WEXITSTATUS(ended.status));
+  const int signal = WIFSIGNALED(ended.status) ? WTERMSIG(ended.status) : 0;
+  return signal ? str("was killed by ", signal_name(signal), " (signal ", signal, ")")
+                : str("ended with exit code ", WEXITSTATUS(ended.status));
 }
 
 std::string indented(const std::string& text) {
@@ -36,9 +34,7 @@ std::string indented(const std::string& text) {
 std::string seconds_text(double seconds) { return format("%.1f s", seconds); }
 
 std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member) {
-  return o.hosts.empty()
-             ? read_error_file(attempt.folder + "/" + std::to_string(first_rank(o) + member) + "/error.json")
-             : "";
+  return o.hosts.empty() ? read_error_file(str(attempt.folder, "/", first_rank(o) + member, "/error.json")) : "";
 }
 
 /// Returns the rank that an error message names as the cause, or -1. The message begins with "[rank 2] ..." or "rank 2
@@ -87,8 +83,6 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
   if (error.empty()) error = error_of(o, attempt, outcome.first);
   const Ended& cause = outcome.members[size_t(first)];
   const std::string name = members[size_t(first)].process.name;
-  char host[256] = "?";
-  gethostname(host, sizeof host - 1);
 
   std::string text;
   if (hosts) {
@@ -101,11 +95,9 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
     if (cause.code() == 127) text += "; lockstep and the working folder must be at the same place on every host";
     if (cause.unreachable && !cause.last_lines.empty()) text += "\n  its last lines:" + indented(cause.last_lines);
   } else {
-    text = name + " " + outcome_of(cause) + " after " + seconds_text(cause.after) + " (pid " +
-           std::to_string(cause.pid) + " on " + host +
-           (o.max_restarts > 0 ? ", restart " + std::to_string(attempt.number) + " of " + std::to_string(o.max_restarts)
-                               : "") +
-           ")";
+    const std::string restart = o.max_restarts > 0 ? str(", restart ", attempt.number, " of ", o.max_restarts) : "";
+    text = str(name, " ", outcome_of(cause), " after ", seconds_text(cause.after), " (pid ", cause.pid, " on ",
+               host_name(), restart, ")");
     if (!error.empty()) text += "\n  its error:" + indented(error);
     // With a single rank, its stderr has just been shown without interruption: do not repeat it.
     if (!cause.last_lines.empty() && members.size() > 1)
@@ -115,11 +107,10 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
   for (size_t i = 0; i < members.size(); ++i) {
     const Ended& ended = outcome.members[i];
     if (int(i) == first || !ended.failed()) continue;
-    if (ended.stopped) stopped += (stopped.empty() ? "" : ", ") + members[i].process.name;
-    else others += (others.empty() ? "" : ", ") + members[i].process.name + " " + outcome_of(ended);
+    if (ended.stopped) stopped += (stopped.empty() ? "\n  stopped with it: " : ", ") + members[i].process.name;
+    else others += str(others.empty() ? "\n  then " : ", ", members[i].process.name, " ", outcome_of(ended));
   }
-  if (!others.empty()) text += "\n  then " + others;
-  if (!stopped.empty()) text += "\n  stopped with it: " + stopped;
+  text += others + stopped;
   if (attempt.keep && !attempt.folder.empty()) text += "\n  logs: " + attempt.folder;
   return text;
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 
 #include "base/check.h"
@@ -18,13 +19,13 @@
 namespace lockstep::dist {
 namespace {
 
-static_assert(parent_died == SIGPWR);
 constexpr double never = std::numeric_limits<double>::infinity();
 constexpr double last_wait = 5;  // seconds to wait for processes that even SIGKILL does not end (stuck in the kernel)
 constexpr size_t longest_welcome = size_t(64) << 10;  // most bytes of login output before a remote launcher's hello
 
 struct Running {
   const Launched* member = nullptr;
+  int index = 0;  // among the members
   Started process;
   Relay output, error;
   bool alive = false;
@@ -57,7 +58,7 @@ class Supervisor {
  private:
   void launch(const Launched& member) {
     auto r = std::make_unique<Running>();
-    r->member = &member;
+    r->member = &member, r->index = int(running_.size());
     r->output = Relay(&console_, 1, member.prefix, member.show_output, member.output_file);
     r->error = Relay(&console_, 2, member.prefix, member.show_error, member.error_file);
     r->process = start(member.process);
@@ -102,7 +103,7 @@ class Supervisor {
   void interrupt(int signal, bool announced = false) {
     if (outcome_.interrupted || signal == parent_died) {
       if (signal != parent_died && give_up_at_ == never && !announced)
-        console_.say(signal_name(signal) + " again: killing all that still run");
+        console_.say(signal_name(signal), " again: killing all that still run");
       if (!outcome_.interrupted) outcome_.interrupted = signal;
       console_.hurry();
       return kill_all();
@@ -110,9 +111,9 @@ class Supervisor {
     outcome_.interrupted = signal;
     console_.hurry();
     if (!announced)
-      console_.say((signal == SIGPIPE ? console_.why_lost() + ": SIGPIPE" : signal_name(signal)) + ": passed on to " +
-                   std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
-                   std::to_string(int(options_.grace)) + " s to end; the next signal kills them");
+      console_.say(signal == SIGPIPE ? console_.why_lost() + ": SIGPIPE" : signal_name(signal), ": passed on to ",
+                   alive(), alive() == 1 ? " process" : " processes", ", which have ", int(options_.grace),
+                   " s to end; the next signal kills them");
     for (const auto& r : running_) r->ended.stopped |= r->alive;
     signal_all(signal);
     term_at_ = never, kill_at_ = steady_seconds() + options_.grace;
@@ -159,8 +160,7 @@ class Supervisor {
       r.ended.chatters = at == std::string::npos && r.hello.size() > longest_welcome;
       if (at == std::string::npos) return;
       r.connected = true;
-      console_.say(r.member->process.name + ": connected after " +
-                   std::to_string(int((steady_seconds() - started_) * 1000)) + " ms");
+      console_.say(r.member->process.name, ": connected after ", int((steady_seconds() - started_) * 1000), " ms");
       r.output.take(r.hello.substr(0, at) + r.hello.substr(at + std::string_view(remote_hello).size()));
       return r.hello.clear();
     }
@@ -178,26 +178,23 @@ class Supervisor {
   }
 
   void wait() {
-    enum FrameKind { signals, control, console, exited, output, error };
-    struct Source {
-      FrameKind kind;
-      Running* r;
-    };
     std::vector<pollfd> fds;
-    std::vector<Source> sources;
-    const auto add = [&](int fd, FrameKind kind, Running* r = nullptr) {
+    std::vector<std::function<void()>> actions;  // what to do when one is ready
+    const auto add = [&](int fd, std::function<void()> action, short event = POLLIN) {
       if (fd < 0) return;
-      fds.push_back({fd, short(kind == console ? POLLOUT : POLLIN), 0});
-      sources.push_back({kind, r});
+      fds.push_back({fd, event, 0});
+      actions.push_back(std::move(action));
     };
-    add(options_.signals, signals);
-    add(options_.control, control);
-    add(console_.pending(), console);
-    for (const auto& r : running_) {
-      if (r->alive) add(r->process.exited.get(), exited, r.get());
+    add(options_.signals, [this] { take_signal(); });
+    add(options_.control, [this] { take_control(); });
+    add(
+        console_.pending(), [] {}, POLLOUT);
+    for (const auto& running : running_) {
+      Running* const r = running.get();
+      if (r->alive) add(r->process.exited.get(), [this, r] { ended_.push_back(r); });
       if (console_.full() && !outcome_.interrupted) continue;  // backpressure: ranks block until the output is read
-      add(r->process.output.get(), output, r.get());
-      add(r->process.error.get(), error, r.get());
+      add(r->process.output.get(), [this, r] { take_output(*r, false); });
+      add(r->process.error.get(), [this, r] { take_output(*r, true); });
     }
     double until = std::min({term_at_, kill_at_, give_up_at_});
     for (const auto& r : running_)
@@ -209,17 +206,8 @@ class Supervisor {
       return;
     }
     // Read output first, so that the last words of a dead process are in its report.
-    for (size_t i = 0; i < fds.size(); ++i) {
-      if (!fds[i].revents) continue;
-      switch (sources[i].kind) {
-        case signals: take_signal(); break;
-        case control: take_control(); break;
-        case console: break;
-        case output: take_output(*sources[i].r, false); break;
-        case error: take_output(*sources[i].r, true); break;
-        case exited: ended_.push_back(sources[i].r); break;
-      }
-    }
+    for (size_t i = 0; i < fds.size(); ++i)
+      if (fds[i].revents) actions[i]();
     console_.pump();
   }
 
@@ -231,7 +219,7 @@ class Supervisor {
     for (Running* r : ended_) {
       take_end(*r);
       if (!r->alive && r->ended.stop_signal() && !r->ended.stopped) ends_by_itself(*r);
-      else if (!r->alive && r->ended.failed() && !r->ended.stopped) failed.push_back(index_of(*r));
+      else if (!r->alive && r->ended.failed() && !r->ended.stopped) failed.push_back(r->index);
     }
     ended_.clear();
     const double now = steady_seconds();
@@ -240,7 +228,7 @@ class Supervisor {
       if (now < started_ + options_.connect && !r->ended.chatters) continue;
       r->ended.unreachable = true;
       kill(-r->process.pid, SIGKILL);
-      failed.push_back(index_of(*r));
+      failed.push_back(r->index);
     }
     if (!failed.empty() && outcome_.first < 0) {
       outcome_.first =
@@ -269,30 +257,24 @@ class Supervisor {
     console_.hurry();
     kill_at_ = steady_seconds() + options_.grace;
     if (alive() > 0)  // the signal may have been meant for another rank
-      console_.say(r.member->process.name + " ended with exit code " + std::to_string(r.ended.code()) +
-                   ", which says that " + signal_name(outcome_.interrupted) + " stopped the job: the other " +
-                   (alive() == 1 ? "rank has " : "ranks have ") + std::to_string(int(options_.grace)) +
-                   " s to end too");
+      console_.say(r.member->process.name, " ended with exit code ", r.ended.code(), ", which says that ",
+                   signal_name(outcome_.interrupted), " stopped the job: the other ",
+                   alive() == 1 ? "rank has " : "ranks have ", int(options_.grace), " s to end too");
     for (const auto& other : running_) other->ended.stopped |= other->alive;
   }
 
-  int index_of(const Running& r) const {
-    return int(std::find_if(running_.begin(), running_.end(), [&](const auto& other) { return other.get() == &r; }) -
-               running_.begin());
-  }
   bool was_killed(int index) const { return WIFSIGNALED(running_[size_t(index)]->ended.status); }
 
   void finish() {
     for (const auto& r : running_) {
       kill(-r->process.pid, SIGKILL);
       if (r->alive)
-        console_.say(r->member->process.name + " (pid " + std::to_string(r->process.pid) +
+        console_.say(r->member->process.name, " (pid ", r->process.pid,
                      ") does not end even when killed; it is left behind: check its file systems and devices");
       else waitpid(r->process.pid, nullptr, 0);
     }
     for (const Child& child : kill_children(last_wait))
-      console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) +
-                   ")");
+      console_.say("ended a process that a rank had left behind: ", child.name, " (pid ", child.pid, ")");
     // All processes have ended: read the output that is still in their pipes.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {

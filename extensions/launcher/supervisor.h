@@ -55,9 +55,6 @@ struct Outcome {
   int interrupted = 0;  ///< the signal that asked the job to end; 0: none
 };
 
-/// The signal that the kernel sends when the parent process dies.
-inline constexpr int parent_died = 30;  // SIGPWR
-
 /// The line by which a remote launcher reports that it is up.
 inline constexpr const char* remote_hello = "lockstep launcher ready\n";
 

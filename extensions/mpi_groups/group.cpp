@@ -6,16 +6,19 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <tuple>
 
 #include "dist/call_queue.h"
 #include "dist/fingerprint.h"
 #include "dist/job.h"
 #include "dist/process_group.h"
 #include "dist/reduce.h"
+#include "dist/schedules/writer.h"
 #include "dist/shard.h"
 
 namespace lockstep::dist {
@@ -94,7 +97,8 @@ class MpiGroup final : public ProcessGroup {
     void agree(const Call& call, uint64_t number);
     void collective(const Call& call);
     void messages(const Call& call);
-    void wait(std::vector<MPI_Request> requests, const Call& call, int peer, uint64_t count = 0, bool is_send = false);
+    void wait(std::vector<MPI_Request> requests, const Call& call, std::shared_ptr<const void> memory, int peer,
+              uint64_t count = 0, bool is_send = false);
 
     std::shared_ptr<Job> job;
     MPI_Comm comm;
@@ -105,11 +109,11 @@ class MpiGroup final : public ProcessGroup {
   std::shared_ptr<Engine> engine_;
 };
 
-// Waits for requests by polling with a timeout, since MPI itself waits without a limit. After a failure, memory that
-// MPI may still write into is kept until the process ends.
-void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call, int peer, uint64_t count,
-                            bool is_send) {
-  static auto* kept = new std::vector<std::pair<Call, std::vector<MPI_Request>>>;
+// Waits for requests by polling with a timeout, since MPI itself waits without a limit. After a failure, what MPI may
+// still use (the call's tensors, and `memory`) is kept until the process ends.
+void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call, std::shared_ptr<const void> memory,
+                            int peer, uint64_t count, bool is_send) {
+  static auto* kept = new std::vector<std::tuple<Call, std::shared_ptr<const void>, std::vector<MPI_Request>>>;
   static std::mutex kept_mutex;
   const auto start = Clock::now();
   auto reported = start;
@@ -136,7 +140,7 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
     }
   } catch (...) {
     const std::lock_guard lock(kept_mutex);
-    kept->emplace_back(call, std::move(requests));
+    kept->emplace_back(call, std::move(memory), std::move(requests));
     throw;
   }
 }
@@ -145,7 +149,7 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
 void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
   // The headers received from all ranks, by rank; after them, the header that this rank sends.
-  auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));
+  const auto headers = std::make_shared<std::vector<Header>>(size_t(size() + 1));
   Header& mine = headers->back();
   mine = call_queue.header(call, number);
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
@@ -155,12 +159,7 @@ void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   MPI_Request request;
   check(MPI_Iallgather(&mine, sizeof(Header), MPI_BYTE, headers->data(), sizeof(Header), MPI_BYTE, comm, &request),
         "MPI_Iallgather");
-  try {
-    wait({request}, call, (rank + 1) % size());
-  } catch (...) {
-    (void)headers.release();  // MPI may still write there
-    throw;
-  }
+  wait({request}, call, headers, (rank + 1) % size());
   for (int r = 0; r < size(); ++r) {
     Header theirs = (*headers)[size_t(r)];
     check_sealed(theirs, world_ranks[size_t(r)]);
@@ -239,9 +238,7 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     default: return;
   }
-  Call kept = call;  // keeps the call's tensors and `scratch` alive after a failed wait
-  kept.batch.push_back({true, scratch, 0, {}, 0});
-  wait({request}, kept, (rank + 1) % n);
+  wait({request}, call, std::make_shared<Tensor>(scratch), (rank + 1) % n);
   if (call.collective == Collective::reduce_scatter && scratch.defined() && own > 0)
     std::memcpy(output, scratch.raw_data(), size_t(own * bytes));
   if (is_reduction(call.collective) && call.op == ReduceOp::mean) divide(call.dtype, output, result, n);
@@ -249,37 +246,33 @@ void MpiGroup::Engine::collective(const Call& call) {
 
 // Moves messages. A message is a header and, if both sides agree, the data. All headers of a batch are sent first.
 void MpiGroup::Engine::messages(const Call& call) {
-  auto batch = std::make_unique<std::vector<Message>>(call_queue.begin_messages(call));
-  auto theirs = std::make_unique<std::vector<Header>>(batch->size());
-  for (Message& m : *batch) {
+  const auto memory = std::make_shared<std::pair<std::vector<Message>, std::vector<Header>>>();
+  auto& batch = memory->first;
+  auto& theirs = memory->second;
+  batch = call_queue.begin_messages(call);
+  theirs.resize(batch.size());
+  for (Message& m : batch) {
     LOCKSTEP_CHECK(m.header.count <= INT_MAX, "[", name_of(Collective(m.header.kind)), "] expected at most ", INT_MAX,
                    " elements over MPI, got ", m.header.count, "; send it in parts");
     m.header.payload = m.data.size();
     seal(m.header);
   }
-  if (batch->empty()) return;
-  const Message& first = *std::min_element(batch->begin(), batch->end(),
-                                           [](const Message& a, const Message& b) { return a.is_send < b.is_send; });
+  if (batch.empty()) return;
+  const Message& first = *std::ranges::min_element(batch, {}, &Message::is_send);
   const auto both = [&](const char* what, auto post) {
-    std::vector<MPI_Request> requests(batch->size());
-    for (size_t i = 0; i < batch->size(); ++i) check(post((*batch)[i], (*theirs)[i], &requests[i]), what);
-    try {
-      wait(std::move(requests), call, first.peer, first.header.sequence, first.is_send);
-    } catch (...) {
-      (void)batch.release();  // keep the memory: MPI may still use it
-      (void)theirs.release();
-      throw;
-    }
+    std::vector<MPI_Request> requests(batch.size());
+    for (size_t i = 0; i < batch.size(); ++i) check(post(batch[i], theirs[i], &requests[i]), what);
+    wait(std::move(requests), call, memory, first.peer, first.header.sequence, first.is_send);
   };
   both("a header", [&](const Message& m, Header& their, MPI_Request* r) {
     return m.is_send ? MPI_Isend(&m.header, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r)
                      : MPI_Irecv(&their, sizeof(Header), MPI_BYTE, m.peer, header_tag, comm, r);
   });
-  for (size_t i = 0; i < batch->size(); ++i) {
-    const Message& m = (*batch)[i];
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const Message& m = batch[i];
     if (m.is_send) continue;
-    check_sealed((*theirs)[i], world_ranks[size_t(m.peer)]);
-    check_same(m.header, (*theirs)[i], name);
+    check_sealed(theirs[i], world_ranks[size_t(m.peer)]);
+    check_same(m.header, theirs[i], name);
   }
   both("a message", [&](const Message& m, Header&, MPI_Request* r) {
     const auto element = the_types().element[m.header.dtype];
@@ -365,10 +358,8 @@ World make_mpi_world(const std::string& url) {
 
   World world;
   world.job = std::make_shared<Job>(make_control(place));
-  std::vector<int> ranks;
-  for (int r = 0; r < size; ++r) ranks.push_back(r);
   world.group =
-      std::make_shared<MpiGroup>(world.job, Membership{"world", "world", rank, std::move(ranks)}, MPI_COMM_WORLD);
+      std::make_shared<MpiGroup>(world.job, Membership{"world", "world", rank, all_ranks(size)}, MPI_COMM_WORLD);
   world.after = [] { MPI_Finalize(); };
   return world;
 }

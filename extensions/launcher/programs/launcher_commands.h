@@ -4,8 +4,6 @@
 
 namespace apps {
 
-/// new NAME: creates a project that uses the library.
-void add_new_command(CLI::App& app);
 /// run: starts a program on many ranks. The program begins at the first word that is not an option, or after --.
 void add_run_command(CLI::App& app, Shared& shared);
 /// verify: runs one training under several parallel plans and compares the parameters bit for bit.

@@ -173,8 +173,7 @@ void read_options(Options& o, const Program& program) {
   LOCKSTEP_CHECK(o.each_rank_log.empty() || (l.log_dir.empty() && l.redirects.empty()),
                  "[run] --enable-each-rank-log is --log-dir and --redirects in one; leave those out");
   if (!o.each_rank_log.empty()) l.log_dir = o.each_rank_log, l.redirects = "3";
-  if (!o.filter.empty())
-    for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.ranks_filter.insert(rank);
+  for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.ranks_filter.insert(rank);
   LOCKSTEP_CHECK(o.core_list.empty() || o.bind || !o.binding.empty() || l.agent,
                  "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding; add one of the two");
   LOCKSTEP_CHECK(!o.bind || o.binding.empty(), "[run] expected --bind-cores-to-rank or --numa-binding, got both");
@@ -220,18 +219,17 @@ void read_options(Options& o, const Program& program) {
       for (const Host& host : hosts) l.ranks_of_nodes.push_back(int(host.slots.size()));
       l.nodes = int(hosts.size()), l.ranks = l.ranks_of_nodes[size_t(l.node)];
       if (l.address.empty()) l.address = hosts[0].name;
-      if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[size_t(l.node)].slots, ","));
     } else {
       LOCKSTEP_CHECK(
           o.node < 0,
           "[run] the launcher starts all hosts itself: leave out --node-rank, or add --no-ssh and start this "
           "command on each host");
       l.hosts = hosts, l.nodes = 1;
-      if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[0].slots, ","));
     }
+    if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[o.no_ssh ? size_t(l.node) : 0].slots, ","));
   } else {
     l.ranks = o.ranks.empty() ? 1 : ranks_of(o.ranks);
-    if (!o.ranks_per_node.empty()) l.ranks_of_nodes = numbers(o.ranks_per_node, "--ranks-per-node");
+    l.ranks_of_nodes = numbers(o.ranks_per_node, "--ranks-per-node");
     LOCKSTEP_CHECK(l.nodes == 1 || o.node >= 0, "[run] expected --node-rank, from 0 to ", l.nodes - 1,
                    ", the number of this node, with --nnodes ", l.nodes);
     LOCKSTEP_CHECK(!o.no_ssh || l.nodes > 1, "[run] --no-ssh needs --nnodes or a --hostfile; add one of them");

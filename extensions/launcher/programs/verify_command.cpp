@@ -160,8 +160,8 @@ Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& fold
   const fs::path trace_file = folder / "trace.jsonl";
   fs::remove(trace_file);
   command.insert(command.end(), o.command.begin(), o.command.end());
-  const auto add = [&](const std::string& option, const std::string& value) {
-    command.push_back(option), command.push_back(value);
+  const auto add = [&](const char* option, const std::string& value) {
+    command.insert(command.end(), {option, value});
   };
   add("--parallel", plan.strategy == "none" ? "none" : "ddp");
   if (plan.parts) add("--plan", plan.strategy);
