@@ -9,13 +9,15 @@
 
 namespace lockstep::inference {
 
+namespace {
+
+/// True if generation needs only the k highest logits of the model: greedy or top-k sampling without penalties, bias,
+/// beams or log probabilities.
 bool only_the_likeliest(const nn::Generation& g) {
   return g.num_beams == 1 && !g.logprobs && g.logit_bias.empty() && g.repetition_penalty == 1 &&
          g.presence_penalty == 0 && g.frequency_penalty == 0 && g.no_repeat_ngram_size == 0 && g.min_new_tokens == 0 &&
          g.suppress_tokens.empty() && (g.greedy() || g.top_k > 0);
 }
-
-namespace {
 
 /// Returns (score, id) of this rank's `count` highest scores of each row. The scores are NaN in a row with a score that
 /// is not finite.
@@ -50,7 +52,7 @@ CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generati
   // Each rank sends k + 1 candidates for sampling: the last one shows if a further score equals the k-th. Greedy search
   // needs one, since it takes the lowest id among equal scores.
   const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
-  if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
+  if (!only_the_likeliest(g) || count * group.size() * 4 > vocab) return;  // would not send fewer bytes
   head.gather = [entire = full_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {
     const int64_t rows = numel_of(Shape(scores.shape().begin(), scores.shape().end() - 1));
     const int64_t first = dist::shard_range(vocab, group.size(), group.rank()).begin;
