@@ -15,6 +15,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/classic_text.h"
 #include "extensions/serving/http.h"
 
 namespace lockstep::serve {
@@ -142,13 +143,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     std::unique_lock lock(mutex_);
     room_.wait(lock, [&] { return gone_ || pending_.size() < max_pending; });
     if (gone_ || more.empty()) return !gone_;
-    if (chunked_) {
-      char size[32];
-      std::snprintf(size, sizeof size, "%zx\r\n", more.size());
-      (pending_ += size).append(more) += "\r\n";
-    } else {
-      pending_ += more;
-    }
+    if (chunked_) (pending_ += format("%zx\r\n", more.size())).append(more) += "\r\n";
+    else pending_ += more;
     lock.unlock();
     wake();
     return true;
