@@ -29,10 +29,9 @@ Tensor best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t coun
   if (k == 0) return pairs;
   const Tensor matrix = scores.view({rows, here});
   const auto best = topk(matrix, k);
-  values.narrow(1, 0, k).copy_(best.values);
+  values.narrow(1, 0, k).copy_(best.values.to(f32).to(cpu));
   ids.narrow(1, 0, k).copy_(add_scalar(best.indices.to(cpu).to(f64), double(first)));
-  const Tensor sums =
-      sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not finite: all logits are used then
+  const Tensor sums = sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not: then all logits are used
   for (int64_t row = 0; row < rows; ++row)
     if (!std::isfinite(sums.select(0, row).item())) values.select(0, row).fill_(NAN);
   return pairs;
