@@ -1,6 +1,5 @@
 #pragma once
 // Includes all of the extension generation: sampling and beam search, streams of text, scores of texts.
-#include "extensions/generation/beams.h"
 #include "extensions/generation/generate.h"
 #include "extensions/generation/json_lines.h"
 #include "extensions/generation/prompt.h"

@@ -71,17 +71,39 @@ inline double exp_below_zero(double x) {
 
 constexpr int buckets = 4096;
 
-/// Returns the bucket of a score. below: the score's distance from the highest score, in buckets. The last bucket also
-/// holds all scores beyond it, the first bucket also holds NaN.
-int32_t bucket_of(double below) { return int32_t(std::max(0.0, std::min(below, buckets - 1.0))); }
+/// Scores in buckets by their distance from the highest score `top`, with 64 buckets for a distance of `temperature`.
+class Buckets {
+ public:
+  Buckets(std::span<const double> scores, double top, double temperature)
+      : scores_(scores), top_(top), scale_(64 / temperature) {}
+  /// The bucket of a score. The last bucket also holds all scores beyond it, the first bucket also holds NaN.
+  int32_t of(double score) const { return int32_t(std::max(0.0, std::min((top_ - score) * scale_, buckets - 1.0))); }
+  /// Appends the ids in buckets [from, to), in descending order of score; of equal scores the lower id comes first.
+  void append_sorted(int from, int to, std::vector<int64_t>& ids) const {
+    const auto begin = std::ptrdiff_t(ids.size());
+    // This cheap comparison skips most ids. For the others, of() decides whether they are in the wanted buckets.
+    const double near = from > 0 ? (from - 0.01) / scale_ : never, far = to < buckets ? (to + 0.01) / scale_ : -never;
+    for (size_t i = 0; i < scores_.size(); ++i)
+      if (const double below = top_ - scores_[i]; below < far && below >= near) [[unlikely]] {
+        const int32_t b = of(scores_[i]);
+        if (b >= from && b < to) ids.push_back(int64_t(i));
+      }
+    std::sort(ids.begin() + begin, ids.end(), [&](int64_t i, int64_t j) {
+      const double x = scores_[size_t(i)], y = scores_[size_t(j)];
+      return x != y ? x > y : i < j;
+    });
+  }
 
-/// Ids in descending order of score, produced on demand: scores are distributed to buckets by distance from the
-/// highest, and only the buckets needed are sorted.
+ private:
+  std::span<const double> scores_;
+  double top_, scale_;
+};
+
+/// Ids in descending order of score, produced on demand: only the buckets needed are sorted.
 class Ranked {
  public:
-  Ranked(std::span<const double> scores, double top, double temperature)
-      : scores_(scores), top_(top), scale_(64 / temperature) {
-    for (const double x : scores) ++counts_[size_t(bucket(x))];
+  Ranked(std::span<const double> scores, double top, double temperature) : buckets_(scores, top, temperature) {
+    for (const double x : scores) ++counts_[size_t(buckets_.of(x))];
   }
 
   /// True if at least i + 1 ids can be drawn; sorts more buckets if needed.
@@ -92,26 +114,13 @@ class Ranked {
   int64_t operator[](size_t i) const { return order_[i]; }
 
  private:
-  int32_t bucket(double x) const { return bucket_of((top_ - x) * scale_); }
-
   void extend(size_t count) {
-    const size_t begin = order_.size();
     const int from = next_;
-    for (size_t found = begin; next_ < buckets && found < count;) found += size_t(counts_[size_t(next_++)]);
-    // This cheap comparison skips most ids. For the others, bucket() decides whether they are in the wanted buckets.
-    const double behind = next_ < buckets ? (next_ + 1) / scale_ : -never;
-    for (size_t i = 0; i < scores_.size(); ++i)
-      if (top_ - scores_[i] < behind) [[unlikely]] {
-        const int32_t b = bucket(scores_[i]);
-        if (b >= from && b < next_) order_.push_back(int64_t(i));
-      }
-    std::sort(order_.begin() + std::ptrdiff_t(begin), order_.end(), [&](int64_t a, int64_t b) {
-      return scores_[size_t(a)] != scores_[size_t(b)] ? scores_[size_t(a)] > scores_[size_t(b)] : a < b;
-    });
+    for (size_t found = order_.size(); next_ < buckets && found < count;) found += size_t(counts_[size_t(next_++)]);
+    buckets_.append_sorted(from, next_, order_);
   }
 
-  std::span<const double> scores_;
-  double top_, scale_;
+  Buckets buckets_;
   std::vector<int32_t> counts_ = std::vector<int32_t>(size_t(buckets));
   std::vector<int64_t> order_;
   int next_ = 0;
@@ -124,14 +133,14 @@ class Weights {
  public:
   /// Sums the weights of all scores. kept() and at() leave out weights below `least`.
   Weights(std::span<const double> scores, double top, double temperature, double least)
-      : scores_(scores), top_(top), scale_(1 / temperature), least_(least) {
+      : scores_(scores), buckets_(scores, top, temperature), top_(top), scale_(1 / temperature), least_(least) {
     constexpr size_t block = 256;
     double weights[block];
     int32_t places[block];
     for (size_t begin = 0; begin < scores.size(); begin += block) {
       const size_t n = std::min(block, scores.size() - begin);
       const double* const x = scores.data() + begin;
-      for (size_t i = 0; i < n; ++i) weights[i] = weight(x[i]), places[i] = bucket(x[i]);
+      for (size_t i = 0; i < n; ++i) weights[i] = weight(x[i]), places[i] = buckets_.of(x[i]);
       for (size_t i = 0; i < n; ++i) sums_[size_t(places[i])] += weights[i];
       if (least > 0)
         for (size_t i = 0; i < n; ++i) left_out_ += weights[i] < least ? weights[i] : 0;
@@ -152,16 +161,7 @@ class Weights {
     for (size_t b = 0; b < filled; before += sums_[b++]) {
       if (b + 1 < filled && !enough((before + sums_[b]) * (1 + 1e-12))) continue;
       std::vector<int64_t> ids;
-      // A cheap comparison first: it rejects nearly all ids, but none that are in bucket b.
-      const bool rest = b + 1 == sums_.size();
-      const double middle = (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
-      for (size_t i = 0; i < scores_.size(); ++i)
-        if (std::abs(top_ - scores_[i] - middle) <= reach) [[unlikely]]
-          if (bucket(scores_[i]) == int32_t(b)) ids.push_back(int64_t(i));
-      std::sort(ids.begin(), ids.end(), [&](int64_t i, int64_t j) {
-        const double x = scores_[size_t(i)], y = scores_[size_t(j)];
-        return x != y ? x > y : i < j;
-      });
+      buckets_.append_sorted(int(b), int(b + 1), ids);
       double sum = before;
       for (const int64_t id : ids) {
         const double w = weight(scores_[size_t(id)]);
@@ -175,9 +175,9 @@ class Weights {
 
  private:
   double weight(double x) const { return exp_below_zero(std::min(x - top_, 0.0) * scale_); }
-  int32_t bucket(double x) const { return bucket_of((top_ - x) * scale_ * 64); }
 
   std::span<const double> scores_;
+  Buckets buckets_;
   double top_, scale_, least_, full_ = 0, left_out_ = 0;
   std::array<double, buckets> sums_{};
 };

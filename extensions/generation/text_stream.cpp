@@ -3,31 +3,9 @@
 
 #include <algorithm>
 
+#include "data/utf8.h"
+
 namespace lockstep::nn {
-
-namespace {
-
-/// Length of the UTF-8 character that begins with `first`; 0 if it cannot begin one.
-size_t character_bytes(unsigned char first) {
-  return first < 0x80                    ? 1
-         : first >= 0xc2 && first < 0xe0 ? 2
-         : first >= 0xe0 && first < 0xf0 ? 3
-         : first >= 0xf0 && first < 0xf5 ? 4
-                                         : 0;
-}
-
-/// True if `second` may follow `first`: excludes overlong forms, surrogates and code points above U+10FFFF.
-bool second_fits(unsigned char first, unsigned char second) {
-  const unsigned char low = first == 0xe0   ? 0xa0
-                            : first == 0xf0 ? 0x90
-                                            : 0x80,
-                      high = first == 0xed   ? 0x9f
-                             : first == 0xf4 ? 0x8f
-                                             : 0xbf;
-  return second >= low && second <= high;
-}
-
-}  // namespace
 
 std::string TextStream::push(const std::string& bytes) {
   if (stopped_) return "";
@@ -51,19 +29,15 @@ std::string TextStream::flush() { return take(held_.size(), true); }
 
 /// Removes the first `count` bytes and returns them as text. Unless `last`, an incomplete character at the end stays.
 std::string TextStream::take(size_t count, bool last) {
+  const std::string_view bytes = std::string_view(held_).substr(0, count);
   std::string text;
   size_t at = 0;
   while (at < count) {
-    const auto byte = [&](size_t i) { return static_cast<unsigned char>(held_[i]); };
-    const size_t wanted = character_bytes(byte(at));
-    size_t have = 1;
-    while (have < wanted && at + have < count &&
-           (have == 1 ? second_fits(byte(at), byte(at + 1)) : (byte(at + have) & 0xc0) == 0x80))
-      ++have;
-    if (have == wanted) text.append(held_, at, wanted);
-    else if (!last && wanted > 0 && at + have == count) break;
+    const size_t begun = data::utf8_begun(bytes, at), length = std::max<size_t>(begun, 1);
+    if (data::decode_utf8(bytes, at).valid) text += bytes.substr(at, length);
+    else if (!last && at + begun == count) break;
     else text += "\xef\xbf\xbd";
-    at += have;
+    at += length;
   }
   held_.erase(0, at);
   return text;

@@ -7,3 +7,4 @@
 #include "extensions/hugging_face/names.h"
 #include "extensions/hugging_face/pretrained.h"
 #include "extensions/hugging_face/tokenizer.h"
+#include "extensions/hugging_face/weights.h"

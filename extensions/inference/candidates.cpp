@@ -9,37 +9,31 @@
 
 namespace lockstep::inference {
 
+namespace {
+
+/// True if generation needs only the k highest logits of the model: greedy or top-k sampling without penalties, bias,
+/// beams or log probabilities.
 bool only_the_likeliest(const nn::Generation& g) {
   return g.num_beams == 1 && !g.logprobs && g.logit_bias.empty() && g.repetition_penalty == 1 &&
          g.presence_penalty == 0 && g.frequency_penalty == 0 && g.no_repeat_ngram_size == 0 && g.min_new_tokens == 0 &&
          g.suppress_tokens.empty() && (g.greedy() || g.top_k > 0);
 }
 
-namespace {
-
-/// Returns (score, id) of this rank's `count` highest scores of each row. The scores are NaN in a row with a score that
-/// is not finite.
-std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
-  std::vector<double> pairs;
+/// Returns (score, id) of this rank's `count` highest scores of each row, f64 (rows, count, 2); without as many scores,
+/// the last pairs are (-infinity, -1). The scores are NaN in a row with a score that is not finite.
+Tensor best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
+  const Tensor pairs = full({rows, count, 2}, -1, {.dtype = f64, .device = cpu});
+  const Tensor values = pairs.select(2, 0), ids = pairs.select(2, 1);
+  values.fill_(-INFINITY);
   const int64_t here = rows == 0 ? 0 : scores.numel() / rows, k = std::min(count, here);
-  std::vector<float> values;
-  std::vector<int64_t> ids;
-  Tensor wrong;
-  if (k > 0) {
-    const Tensor matrix = scores.view({rows, here});
-    const auto best = topk(matrix, k);
-    values = best.values.to(f32).to(cpu).to_vector<float>();
-    ids = best.indices.to(cpu).to_vector<int64_t>();
-    wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not finite: then all logits are used
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    const bool numbers = k == 0 || std::isfinite(wrong.select(0, row).item());
-    for (int64_t i = 0; i < count; ++i) {
-      const bool there = i < k;
-      pairs.push_back(!numbers ? NAN : there ? double(values[size_t(row * k + i)]) : -INFINITY);
-      pairs.push_back(there ? double(first + ids[size_t(row * k + i)]) : -1);
-    }
-  }
+  if (k == 0) return pairs;
+  const Tensor matrix = scores.view({rows, here});
+  const auto best = topk(matrix, k);
+  values.narrow(1, 0, k).copy_(best.values.to(f32).to(cpu));
+  ids.narrow(1, 0, k).copy_(add_scalar(best.indices.to(cpu).to(f64), double(first)));
+  const Tensor sums = sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not: then all logits are used
+  for (int64_t row = 0; row < rows; ++row)
+    if (!std::isfinite(sums.select(0, row).item())) values.select(0, row).fill_(NAN);
   return pairs;
 }
 
@@ -50,13 +44,13 @@ CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generati
   // Each rank sends k + 1 candidates for sampling: the last one shows if a further score equals the k-th. Greedy search
   // needs one, since it takes the lowest id among equal scores.
   const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
-  if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
+  if (!only_the_likeliest(g) || count * group.size() * 4 > vocab) return;  // would not send fewer bytes
   head.gather = [entire = full_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {
     const int64_t rows = numel_of(Shape(scores.shape().begin(), scores.shape().end() - 1));
     const int64_t first = dist::shard_range(vocab, group.size(), group.rank()).begin;
-    const Tensor mine = Tensor::from(best_here(scores.tensor().contiguous(), rows, first, count), {rows, count, 2}),
+    const Tensor mine = best_here(scores.tensor().contiguous(), rows, first, count),
                  all = empty({group.size(), rows, count, 2}, {.dtype = f64, .device = cpu});
-    group.all_gather(all, mine.to(cpu), {.tag = "likeliest tokens"});
+    group.all_gather(all, mine, {.tag = "likeliest tokens"});
     const auto pair = [p = all.data<double>(), rows, count](int64_t rank, int64_t row, int64_t i) {
       return p + ((rank * rows + row) * count + i) * 2;
     };

@@ -7,13 +7,10 @@
 
 namespace lockstep::inference {
 
-/// True if generation needs only the k highest logits of the model: greedy or top-k sampling without penalties, bias,
-/// beams or log probabilities.
-bool only_the_likeliest(const nn::Generation& generation);
-
 /// While this object lives, `head` returns the top k logits over all ranks; all other entries are -infinity. Each rank
 /// sends its own k best instead of all its logits. `head` returns all logits if the k-th score is tied, if a score is
-/// not finite, or if the k best of all ranks are as many bytes as the logits.
+/// not finite, if the k best of all ranks are as many bytes as the logits, or if `generation` needs more than the k
+/// highest: for penalties, bias, beams, log probabilities, and draws from all tokens.
 class CandidateScope {
  public:
   CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& generation, dist::ProcessGroup& group);

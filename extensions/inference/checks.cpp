@@ -2,6 +2,7 @@
 #include "extensions/inference/checks.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 
 #include "base/suggest.h"
@@ -20,14 +21,10 @@ std::optional<int64_t> free_bytes(Device device) {
   if (const int64_t limit = memory_limit(device); limit > 0)
     return std::max<int64_t>(0, limit - device_memory(device).total.current);
   if (!device.is_cpu()) return {};
+  const std::string key = "MemAvailable:";  // the value is in KiB
   std::ifstream in("/proc/meminfo");
-  in.imbue(std::locale::classic());
-  for (std::string key, unit; in >> key;) {
-    int64_t kib = 0;
-    if (!(in >> kib)) in.clear();
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(in, unit);
-  }
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(key)) return std::atoll(line.c_str() + key.size()) * 1024;
   return {};
 }
 

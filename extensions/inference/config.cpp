@@ -58,20 +58,16 @@ Json usual_form(const Json& file) {
   return members;
 }
 
-const std::vector<std::pair<std::string, std::vector<std::string>>>& dtypes() {
-  static const std::vector<std::pair<std::string, std::vector<std::string>>> names{
-      {"fp32", {"fp32", "float32", "float", "torch.float32", "torch.float"}},
-      {"fp16", {"fp16", "float16", "half", "torch.float16", "torch.half"}},
-      {"bf16", {"bf16", "bfloat16", "bfloat", "torch.bfloat16"}},
-      {"int8", {"int8", "torch.int8"}}};
-  return names;
-}
-
 void check_dtype(std::optional<std::string>& dtype, std::vector<std::string>& problems) {
+  static const std::vector<std::vector<std::string>> dtypes{
+      {"fp32", "float32", "float", "torch.float32", "torch.float"},
+      {"fp16", "float16", "half", "torch.float16", "torch.half"},
+      {"bf16", "bfloat16", "bfloat", "torch.bfloat16"},
+      {"int8", "torch.int8"}};  // the first word of each row is our own
   if (!dtype) return;
   std::string known;
-  for (const auto& [name, words] : dtypes()) {
-    if (std::count(words.begin(), words.end(), lower(*dtype))) return void(dtype = name);
+  for (const std::vector<std::string>& words : dtypes) {
+    if (std::ranges::count(words, lower(*dtype))) return void(dtype = words[0]);
     for (const std::string& word : words) known += (known.empty() ? "" : ", ") + word;
   }
   problems.push_back(str("dtype: '", *dtype, "' is not a dtype; known: ", known));
@@ -126,7 +122,9 @@ void check_policy(const Json& policy, std::vector<std::string>& problems) {
             printed(policy)));
 }
 
-void check_together(InferenceConfig& c, std::vector<std::string>& problems) {
+/// Raises one Error for `problems` and those that it finds. Adds warnings.
+void check_all(InferenceConfig& c, std::vector<std::string> problems = {}) {
+  check_ranges(table(), &c, problems);
   const auto warn = [&](const std::string& text) {
     if (!std::count(c.warnings.begin(), c.warnings.end(), text)) c.warnings.push_back(text);
   };
@@ -157,11 +155,6 @@ void check_together(InferenceConfig& c, std::vector<std::string>& problems) {
   if (c.max_out_tokens && *c.max_out_tokens < c.min_out_tokens)
     problems.push_back(
         str("max_out_tokens: expected at least min_out_tokens ", c.min_out_tokens, ", got ", *c.max_out_tokens));
-}
-
-void check_all(InferenceConfig& c, std::vector<std::string>& problems) {
-  check_ranges(table(), &c, problems);
-  check_together(c, problems);
   fail_if_any(c.origin, problems);
 }
 
@@ -200,8 +193,7 @@ InferenceConfig read_config(const std::string& source) {
 }
 
 InferenceConfig checked(InferenceConfig config) {
-  std::vector<std::string> problems;
-  check_all(config, problems);
+  check_all(config);
   return config;
 }
 

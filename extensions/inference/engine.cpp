@@ -2,17 +2,18 @@
 #include "extensions/inference/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 
 #include "autograd/tape.h"
+#include "base/clock.h"
 #include "base/suggest.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
 #include "extensions/device_map/dispatch.h"
 #include "extensions/hugging_face/pretrained.h"
+#include "extensions/hugging_face/weights.h"
 #include "extensions/inference/candidates.h"
 #include "extensions/inference/checks.h"
 #include "extensions/inference/heads.h"
@@ -31,11 +32,8 @@ using Group = std::shared_ptr<dist::ProcessGroup>;
 
 // The state of an engine, and the steps of init_inference().
 struct InferenceEngine::Impl {
-  using Clock = std::chrono::steady_clock;
-
   InferenceConfig config;
-  std::function<void(const std::string&)> log;
-  std::string tokenizer;
+  InitArgs args;
   std::unique_ptr<nn::GPT> own;
   nn::GPT* model = nullptr;
   dist::ProcessGroup* world = nullptr;
@@ -45,17 +43,19 @@ struct InferenceEngine::Impl {
   std::optional<device_map::Dispatched> dispatched;
   int begins = 0, ends = 0;  // ids of the hooks on the token table and the head
   nn::Module::Calls table, head;
-  std::optional<Clock::time_point> begun;
+  std::optional<double> begun;
   std::vector<double> times;
 
-  Impl(const InferenceConfigSource& source, const InitArgs& args) : config(source.read()) { join(args); }
-  ~Impl() { stop_profiling(); }
+  Impl(const InferenceConfigSource& source, const InitArgs& args_) : config(source.read()), args(args_) { join(); }
+  ~Impl() {
+    table.remove_hook(begins);
+    head.remove_hook(ends);
+  }
   void say(const std::string& text) const;
-  void join(const InitArgs& args);
+  void join();
   void share_experts();
   void place();
   void save() const;
-  void stop_profiling();
   Device device() const { return model->tokens_table.weight.device(); }
 };
 
@@ -109,11 +109,9 @@ Variable without_gradient(const std::function<Variable()>& compute) {
                 [](Backward&) { fail("[InferenceEngine] made for inference; use engine::initialize to train"); });
 }
 
-InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
+InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl) {
   InferenceEngine::Impl& m = *impl;
   const InferenceConfig& c = m.config;
-  m.log = args.log;
-  m.tokenizer = args.tokenizer;
   for (const std::string& warning : c.warnings) m.say("warning: " + warning);
   check_model(c, *m.model);
   check_policy(c, *m.model);
@@ -127,10 +125,7 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
     for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
   m.share_experts();
   if (m.tp) m.widened = fit_to_ranks(*m.model, m.tp->size());
-  if (c.is_int8() && !nn::is_quantized(*m.model)) {
-    const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
-    m.say(report.text());
-  }
+  if (c.is_int8() && !nn::is_quantized(*m.model)) m.say(nn::quantize(*m.model, quantize_options(c, *m.model)).text());
   if (m.tp) m.sharded = tensor_parallel::apply(*m.model, *m.tp);
   LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
                  "[init_inference] enable_cuda_graph: steps of different lengths are not captured yet; leave it out");
@@ -144,13 +139,13 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
 
 void InferenceEngine::Impl::say(const std::string& text) const {
   if (world && world->rank() != 0) return;
-  if (log) log(text);
+  if (args.log) args.log(text);
   else std::cerr << text << "\n";
 }
 
 /// Forms groups: tp_size neighbouring ranks share each layer, and ep_size neighbouring sets of such ranks share the
 /// experts. If there are more ranks, each further set of tp_size x ep_size ranks runs its own copy of the model.
-void InferenceEngine::Impl::join(const InitArgs& args) {
+void InferenceEngine::Impl::join() {
   if (dist::is_initialized()) world = &dist::world();
   else if (engine::is_launched()) world = &engine::init_distributed();
   const int tp_size = config.tp(), ep_size = config.ep(), ranks = world ? world->size() : 1, each = tp_size * ep_size;
@@ -217,9 +212,8 @@ void InferenceEngine::Impl::save() const {
       "heads and widths and each rank has all experts; use another tp_size, or leave save_mp_checkpoint_path out");
   nn::State state;
   for (const nn::NamedParameter& p : model->named_parameters()) {
-    const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
-      return w.parameter.impl().get() == p.variable.impl().get();
-    });
+    const auto wide =
+        std::ranges::find(widened, p.variable.impl().get(), [](const Widened& w) { return w.parameter.impl().get(); });
     const auto* const shard = sharded ? sharded->find(p.variable) : nullptr;
     const Tensor tensor =
         (shard ? tensor_parallel::joined(p.variable.tensor(), shard->cut, *tp) : p.variable.tensor()).to(cpu);
@@ -227,14 +221,7 @@ void InferenceEngine::Impl::save() const {
   }
   if (!first) return;
   if (in_codes) save_codes(*model, state, path, all.get());
-  else save_model(model->o, state, !moe::layers_of(*model).empty(), path, tokenizer, all.get());
-}
-
-void InferenceEngine::Impl::stop_profiling() {
-  if (begins == 0) return;
-  table.remove_hook(begins);
-  head.remove_hook(ends);
-  begins = ends = 0;
+  else save_model(model->o, state, !moe::layers_of(*model).empty(), path, args.tokenizer, all.get());
 }
 
 InferenceEngine::InferenceEngine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -287,7 +274,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
       LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,
                      "[InferenceEngine] prompt ", i, " has ", prompts[i].size(), " tokens, and max_new_tokens is ",
                      g.max_new_tokens, ": expected at most max_out_tokens ", *m.config.max_out_tokens, " together");
-  if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, goes_on);
+  if (!m.tp) return nn::generate(*m.model, prompts, g, goes_on);
   const CandidateScope scope(m.model->head, m.model->o.vocab, g, *m.tp);
   return nn::generate(*m.model, prompts, g, goes_on);
 }
@@ -304,11 +291,11 @@ void InferenceEngine::profile_model_time() {
   if (m.begins != 0) return;
   // Every run of the model begins with the token table and ends with the head: measure the time between the two.
   m.begins = m.model->tokens_table.before_forward([&m](auto&&...) {
-    if (!m.begun) m.begun = Impl::Clock::now();
+    if (!m.begun) m.begun = steady_seconds();
   });
   m.ends = m.model->head.after_forward([&m](auto&&...) {
     synchronize(m.device());
-    if (m.begun) m.times.push_back(std::chrono::duration<double>(Impl::Clock::now() - *m.begun).count());
+    if (m.begun) m.times.push_back(steady_seconds() - *m.begun);
     m.begun.reset();
   });
   m.table = m.model->tokens_table.calls(), m.head = m.model->head.calls();
@@ -326,14 +313,15 @@ void InferenceEngine::destroy() { impl_.reset(); }
 InferenceEngine init_inference(nn::GPT& model, const InferenceConfigSource& config, const InitArgs& args) {
   auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   impl->model = &model;
-  return start(std::move(impl), args);
+  return start(std::move(impl));
 }
 
 InferenceEngine init_inference(const std::string& folder, const InferenceConfigSource& config, const InitArgs& args) {
   auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   if (std::filesystem::exists(folder + "/" + codes_file)) {
     const nn::GPT::Options o = nn::pretrained_options(folder);
-    nn::check_file_totals(folder + "/config.json", held_in(folder + "/" + codes_file), double(o.layers),
+    const nn::Weights codes = nn::Weights::of_files({folder + "/" + codes_file}, "");
+    nn::check_file_totals(folder + "/config.json", codes.held(), double(o.layers),
                           [&] { return std::make_shared<nn::GPT>(o); });
     impl->own = std::make_unique<nn::GPT>(o);
     start_with_checkpoint(*impl->own, {folder}, nullptr, {});
@@ -342,9 +330,8 @@ InferenceEngine init_inference(const std::string& folder, const InferenceConfigS
     impl->own = nn::from_pretrained(folder, {.dtype = impl->config.parameter_dtype()});
   }
   impl->model = impl->own.get();
-  InitArgs with_tokenizer = args;
-  if (args.tokenizer.empty()) with_tokenizer.tokenizer = folder;
-  return start(std::move(impl), with_tokenizer);
+  if (args.tokenizer.empty()) impl->args.tokenizer = folder;
+  return start(std::move(impl));
 }
 
 }  // namespace lockstep::inference

@@ -3,14 +3,14 @@
 #include "extensions/inference/engine.h"
 #include "train/model_format.h"
 
-namespace lockstep::inference {
+namespace lockstep::train {
 
 namespace {
 
-class EngineRunner : public train::ModelRunner, public nn::Generates {
+class EngineRunner : public ModelRunner, public nn::Generates {
  public:
-  EngineRunner(const train::LanguageModel& m, const InferenceConfig& config)
-      : engine_(init_inference(*m.model, config, {.tokenizer = m.folder})) {}
+  EngineRunner(const LanguageModel& m, const inference::InferenceConfig& config)
+      : engine_(inference::init_inference(*m.model, config, {.tokenizer = m.folder})) {}
   Tensor logits(const Tensor& tokens) override { return engine_(tokens).tensor(); }
   std::vector<nn::Generated> generate(std::span<const std::vector<int64_t>> prompts, const nn::Generation& generation,
                                       const std::function<bool(size_t, int64_t)>& emit) override {
@@ -18,25 +18,21 @@ class EngineRunner : public train::ModelRunner, public nn::Generates {
   }
 
  private:
-  InferenceEngine engine_;
+  inference::InferenceEngine engine_;
 };
 
-train::OpenedRunner open_runner(const std::string& file) {
-  const InferenceConfig config = read_config(file);
+OpenedRunner open_runner(const std::string& file) {
+  const inference::InferenceConfig config = inference::read_config(file);
   return {.on_host = config.keep_module_on_host,
-          .make = [config](train::LanguageModel& m) { return std::make_shared<EngineRunner>(m, config); }};
+          .make = [config](LanguageModel& m) { return std::make_shared<EngineRunner>(m, config); }};
 }
 
 }  // namespace
 
-}  // namespace lockstep::inference
-
-namespace lockstep::train {
-
 std::vector<ModelRunnerOption> inference_runners() {
   return {{.option = "--config",
            .help = "inference configuration, by which ranks may share the model",
-           .open = inference::open_runner}};
+           .open = open_runner}};
 }
 
 }  // namespace lockstep::train

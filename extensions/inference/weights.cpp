@@ -2,7 +2,6 @@
 #include "extensions/inference/weights.h"
 
 #include <filesystem>
-#include <map>
 #include <memory>
 
 #include "base/suggest.h"
@@ -13,6 +12,7 @@
 #include "extensions/checkpoint_tools/checkpoint_tools.h"
 #include "extensions/hugging_face/config.h"
 #include "extensions/hugging_face/pretrained.h"
+#include "extensions/hugging_face/weights.h"
 #include "nn/init.h"
 
 namespace lockstep::inference {
@@ -73,29 +73,21 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
 /// Gives the parameters the values in safetensors files with Lockstep's names, "model.NAME" or "NAME". Returns false
 /// if the files use other names, such as Hugging Face's.
 bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
-  std::vector<std::shared_ptr<const data::SafeTensors>> files;
-  std::map<std::string, size_t> place;
-  for (const std::string& path : paths) {
-    files.push_back(std::make_shared<const data::SafeTensors>(data::SafeTensors::open(path)));
-    for (const std::string& name : files.back()->names()) place[name] = files.size() - 1;
-  }
+  const auto files = std::make_shared<const nn::Weights>(nn::Weights::of_files(paths, "model."));
   const auto named = model.named_parameters();
-  const bool prefixed = place.count("model." + named[0].name) > 0;
-  const std::string prefix = prefixed ? "model." : "";
-  if (!place.count(prefix + named[0].name)) return false;
+  if (!files->contains(named[0].name)) return false;
+  const std::string prefix = files->entry(named[0].name).name == named[0].name ? "" : "model.";
   for (const nn::NamedParameter& p : named) {
     const std::string name = prefix + p.name;
-    LOCKSTEP_CHECK(place.count(name), "[init_inference] checkpoint: expected a tensor ", name, " in one of ",
+    LOCKSTEP_CHECK(files->contains(name), "[init_inference] checkpoint: expected a tensor ", name, " in one of ",
                    paths.size(), " files (", paths[0],
                    " ...), there is none; name all files, or build the model with their sizes");
-    const Shape shape = files[place[name]]->tensor(name).shape();
+    const Shape& shape = files->entry(name).shape;
     LOCKSTEP_CHECK(shape == p.variable.shape(), "[init_inference] checkpoint: ", paths[0], ": expected ", name,
                    " of shape ", p.variable.shape(), ", got ", shape, "; give weights of this model");
   }
-  for (const nn::NamedParameter& p : named) {
-    const std::string name = prefix + p.name;
-    nn::start_with(p.variable, name + " of a file", [file = files[place[name]], name] { return file->tensor(name); });
-  }
+  for (const nn::NamedParameter& p : named)
+    nn::start_with(p.variable, prefix + p.name + " of a file", [files, name = p.name] { return files->tensor(name); });
   return true;
 }
 
@@ -150,13 +142,6 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
     for (size_t i = 0; i < named.size(); ++i) Variable(named[i].variable).set_tensor(state[i].second);
     nn::save_pretrained(*model, folder, {.tokenizer = tokenizer});
   });
-}
-
-nn::FileTotals held_in(const std::string& file) {
-  nn::FileTotals all;
-  const auto opened = data::SafeTensors::open(file);
-  for (const data::SafeTensorsEntry& entry : opened.entries()) ++all.tensors, all.bytes += entry.bytes;
-  return all;
 }
 
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group) {

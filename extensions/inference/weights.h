@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "dist/process_group.h"
-#include "nn/init.h"
 #include "nn/models/gpt.h"
 
 namespace lockstep::inference {
@@ -26,7 +25,5 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
 inline constexpr const char* codes_file = "quantized.safetensors";
 /// Saves a quantized model: the codes of its weights (codes_file), and a config.json.
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group);
-/// Number and bytes of the tensors in a safetensors file.
-nn::FileTotals held_in(const std::string& file);
 
 }  // namespace lockstep::inference

@@ -7,6 +7,7 @@
 #include <exception>
 #include <random>
 
+#include "base/clock.h"
 #include "extensions/generation/text_stream.h"
 #include "tensor/cpu/parallel.h"
 
@@ -49,8 +50,14 @@ struct Batcher::Running {
   int64_t number = -1;
   int64_t prompt_scored = 1;  // prompt tokens whose log probabilities were returned; the first has none
   std::vector<int64_t> made;
-  nn::TextStream text = nn::TextStream(std::vector<std::string>());
-  std::optional<Answer::Reason> end;
+  nn::TextStream text;
+  std::optional<Answer::Reason> end;  // set once the sequence has ended
+  std::string error;                  // the error that ended it
+
+  void fail(const std::string& what) {
+    end = Answer::Reason::caller;
+    if (error.empty()) error = what;
+  }
 };
 
 std::optional<Token> Answer::next(int milliseconds) {
@@ -162,7 +169,8 @@ Figures Batcher::figures() {
 void Batcher::run() {
   const NoGrad no_grad;
   const auto drop_all = [&](const std::string& error) {
-    while (!running_.empty()) drop(running_.back()->number, Answer::Reason::caller, error);
+    for (const auto& r : running_) r->fail(error);
+    drop_ended();
   };
   for (bool more = true; more;) {
     try {
@@ -190,26 +198,29 @@ bool Batcher::step() {
     } catch (const std::exception& error) { r->answer->end(Answer::Reason::caller, error.what()); }
   }
   if (stop) return false;
-  std::vector<int64_t> unwanted;
   for (const auto& r : running_)
-    if (r->answer->cancelled_) unwanted.push_back(r->number);
-  for (const int64_t number : unwanted) drop(number, Answer::Reason::caller);
-  const auto begin = std::chrono::steady_clock::now();
+    if (r->answer->cancelled_) r->end = Answer::Reason::caller;
+  const int64_t cancelled = drop_ended();
+  const double begin = steady_seconds();
   const BatchStep step = next_step(state_);
   if (options_.on_step) options_.on_step(state_, step);
   if (!step.work.empty()) compute(step);
+  drop_ended();
   const std::lock_guard lock(mutex_);
-  figures_.cancelled += int64_t(unwanted.size());
+  figures_.cancelled += cancelled;
   figures_.steps += !step.work.empty();
   figures_.rows += step.rows();
   figures_.running = int64_t(state_.running.size()), figures_.waiting = int64_t(state_.waiting.size());
   figures_.blocks_used = state_.blocks.count() - state_.blocks.free();
   figures_.shared_tokens = state_.shared_tokens, figures_.put_back = state_.put_back;
-  figures_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  figures_.seconds += steady_seconds() - begin;
   return true;
 }
 
 void Batcher::compute(const BatchStep& step) {
+  const auto running_of = [&](int64_t number) -> Running& {
+    return **std::ranges::find(running_, number, &Running::number);
+  };
   std::vector<std::vector<nn::KvCache>> caches(step.work.size());
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
@@ -224,7 +235,7 @@ void Batcher::compute(const BatchStep& step) {
       caches[i].push_back({.keys = m.keys, .values = m.values, .length = w.first, .table = &s.blocks});
     given.push_back(&caches[i]);
     tokens.push_back(std::span(s.tokens).subspan(size_t(w.first), size_t(w.count)));
-    Running& r = **std::find_if(running_.begin(), running_.end(), [&](auto& x) { return x->number == w.number; });
+    Running& r = running_of(w.number);
     for (int64_t t = 0; t < w.count; ++t, ++row) {
       const int64_t behind = w.first + t + 1, length = int64_t(r.asked.prompt.size());
       const bool of_prompt = r.asked.prompt_logprobs && behind < length && behind >= r.prompt_scored;
@@ -233,56 +244,50 @@ void Batcher::compute(const BatchStep& step) {
       whose.emplace_back(&r, behind);
     }
   }
-  std::vector<std::pair<int64_t, std::string>> failed;
   if (wanted.empty()) wanted.push_back(0);  // the model returns at least one row
   Tensor scores;
   try {
     scores = nn::scores_on_host(model_.scores_behind(wanted, tokens, given).tensor());
   } catch (const std::exception& error) {
-    if (step.work.size() == 1) return drop(step.work[0].number, Answer::Reason::caller, error.what());
+    if (step.work.size() == 1) return running_of(step.work[0].number).fail(error.what());
     for (const ScheduledTokens& w : step.work) compute({.work = {w}});  // one by one: only the sequence at fault ends
     return;
   }
   done(state_, step);
-  std::vector<Chosen> chosen(whose.size());
+  std::vector<Token> chosen(whose.size());
+  std::vector<std::string> errors(whose.size());
   on_cpu::parallel_for(int64_t(whose.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto i = size_t(begin); i < size_t(end); ++i)
-      chosen[i] = choose(*whose[i].first, whose[i].second, nn::row_of(scores, i));
+    for (auto i = size_t(begin); i < size_t(end); ++i) try {
+        chosen[i] = choose(*whose[i].first, whose[i].second, nn::row_of(scores, i));
+      } catch (const std::exception& error) { errors[i] = error.what(); }
   });
   for (size_t i = 0; i < whose.size(); ++i) {
     try {
-      LOCKSTEP_CHECK(chosen[i].error.empty(), chosen[i].error);
-      take(*whose[i].first, whose[i].second, std::move(chosen[i].token));
-    } catch (const std::exception& error) { failed.emplace_back(whose[i].first->number, error.what()); }
+      LOCKSTEP_CHECK(errors[i].empty(), errors[i]);
+      take(*whose[i].first, whose[i].second, std::move(chosen[i]));
+    } catch (const std::exception& error) { whose[i].first->fail(error.what()); }
   }
-  for (const auto& [number, error] : failed) drop(number, Answer::Reason::caller, error);
-  std::vector<std::pair<int64_t, Answer::Reason>> ended;
-  for (const auto& r : running_)
-    if (r->end) ended.emplace_back(r->number, *r->end);
-  for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
 /// Returns the token at position `place` of a sequence, with its log probability: a token of the prompt if `place` is
 /// within the prompt, else a newly sampled token. logits: the model's output for the token at position `place` - 1.
-Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
-  Chosen out;
-  try {
-    const nn::Generation& g = r.asked.generation;
-    if (place < int64_t(r.asked.prompt.size())) {
-      out.token.id = r.asked.prompt[size_t(place)];
-    } else {
-      if (g.max_new_tokens == 0) return out;
-      const std::vector<double> scores = nn::process_logits(logits, r.asked.prompt, r.made, g);
-      out.token.id = nn::next_token(scores, g, nn::draw(r.seed, r.asked.sequence, uint64_t(place)));
-    }
-    if (r.asked.logprobs >= 0) {
-      std::vector<double> logprobs = nn::log_probabilities(logits);
-      out.token.logprob = logprobs[size_t(out.token.id)];
-      for (const int64_t id : g.suppress_tokens) logprobs[size_t(id)] = -INFINITY;  // ids of padding have no text
-      out.token.likeliest = highest(logprobs, r.asked.logprobs);
-    }
-  } catch (const std::exception& error) { out.error = error.what(); }
-  return out;
+Token Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
+  Token token;
+  const nn::Generation& g = r.asked.generation;
+  if (place < int64_t(r.asked.prompt.size())) {
+    token.id = r.asked.prompt[size_t(place)];
+  } else {
+    if (g.max_new_tokens == 0) return token;
+    const std::vector<double> scores = nn::process_logits(logits, r.asked.prompt, r.made, g);
+    token.id = nn::next_token(scores, g, nn::draw(r.seed, r.asked.sequence, uint64_t(place)));
+  }
+  if (r.asked.logprobs >= 0) {
+    std::vector<double> logprobs = nn::log_probabilities(logits);
+    token.logprob = logprobs[size_t(token.id)];
+    for (const int64_t id : g.suppress_tokens) logprobs[size_t(id)] = -INFINITY;  // ids of padding have no text
+    token.likeliest = highest(logprobs, r.asked.logprobs);
+  }
+  return token;
 }
 
 void Batcher::take(Running& r, int64_t place, Token token) {
@@ -301,18 +306,19 @@ void Batcher::take(Running& r, int64_t place, Token token) {
   r.answer->push(std::move(token));
 }
 
-/// Removes a sequence that has ended or failed, and releases its blocks.
-void Batcher::drop(int64_t number, Answer::Reason reason, const std::string& error) {
-  const auto found = std::find_if(running_.begin(), running_.end(), [&](const auto& r) { return r->number == number; });
-  if (found == running_.end()) return;
-  finish(state_, number);
-  {
-    const std::lock_guard lock(mutex_);
-    figures_.tokens += int64_t((*found)->made.size());
-    figures_.prompt_tokens += int64_t((*found)->asked.prompt.size());
+/// Removes the sequences that have ended or failed, and releases their blocks. Returns their number.
+int64_t Batcher::drop_ended() {
+  for (const auto& r : running_) {
+    if (!r->end) continue;
+    finish(state_, r->number);
+    {
+      const std::lock_guard lock(mutex_);
+      figures_.tokens += int64_t(r->made.size());
+      figures_.prompt_tokens += int64_t(r->asked.prompt.size());
+    }
+    r->answer->end(*r->end, r->error);
   }
-  (*found)->answer->end(reason, error);
-  running_.erase(found);
+  return int64_t(std::erase_if(running_, [](const auto& r) { return r->end.has_value(); }));
 }
 
 }  // namespace lockstep::serve

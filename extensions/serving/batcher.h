@@ -93,13 +93,9 @@ class Batcher {
   void run();
   bool step();
   void compute(const BatchStep& step);
-  struct Chosen {
-    Token token;
-    std::string error;
-  };
-  static Chosen choose(const Running& r, int64_t place, std::span<const float> logits);
+  static Token choose(const Running& r, int64_t place, std::span<const float> logits);
   void take(Running& r, int64_t place, Token token);
-  void drop(int64_t number, Answer::Reason reason, const std::string& error = "");
+  int64_t drop_ended();
 
   nn::GPT& model_;
   BatcherOptions options_;

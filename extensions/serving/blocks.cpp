@@ -1,21 +1,9 @@
 // Blocks of keys and values with a prefix cache. See blocks.h.
 #include "extensions/serving/blocks.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 
 namespace lockstep::serve {
-
-namespace {
-
-uint64_t hash_of(uint64_t before, std::span<const int64_t> tokens) {
-  uint64_t h = 0xcbf29ce484222325u ^ before;
-  for (const int64_t t : tokens) h = (h ^ uint64_t(t)) * 0x100000001b3u, h ^= h >> 29;
-  return h;
-}
-
-}  // namespace
 
 Blocks::Blocks(int64_t count, int64_t tokens) : tokens_(tokens) {
   LOCKSTEP_CHECK(count > 0 && count <= INT32_MAX && tokens > 0,
@@ -28,17 +16,7 @@ Blocks::Blocks(int64_t count, int64_t tokens) : tokens_(tokens) {
 /// then the least recently used.
 std::tuple<bool, uint64_t, int32_t> Blocks::eviction_order(int32_t block) const {
   const Block& b = blocks_[size_t(block)];
-  return {b.content != 0, b.freed, block};
-}
-
-int32_t Blocks::find(uint64_t before, std::span<const int64_t> tokens) const {
-  const auto [begin, end] = known_.equal_range(hash_of(before, tokens));
-  for (auto it = begin; it != end; ++it) {
-    const Block& b = blocks_[size_t(it->second)];
-    if (b.before == before && std::equal(tokens.begin(), tokens.end(), b.tokens.begin(), b.tokens.end()))
-      return it->second;
-  }
-  return -1;
+  return {b.number != 0, b.freed, block};
 }
 
 void Blocks::use(int32_t block) {
@@ -52,12 +30,7 @@ int32_t Blocks::take() {
   const int32_t block = std::get<2>(*free_.begin());
   use(block);
   Block& b = blocks_[size_t(block)];
-  if (b.content != 0) {
-    const auto [begin, end] = known_.equal_range(b.hash);
-    known_.erase(std::find_if(begin, end, [&](const auto& entry) { return entry.second == block; }));
-    b.content = b.before = 0;
-    b.tokens.clear();
-  }
+  if (std::exchange(b.number, 0) != 0) known_.erase(b.contents);
   return block;
 }
 
@@ -73,30 +46,30 @@ std::vector<int32_t> Blocks::share(std::span<const int64_t> tokens, int64_t limi
   std::vector<int32_t> found;
   uint64_t before = 0;
   for (size_t at = 0; int64_t(found.size()) < limit && at + size_t(tokens_) <= tokens.size(); at += size_t(tokens_)) {
-    const int32_t block = find(before, tokens.subspan(at, size_t(tokens_)));
-    if (block < 0) break;
-    use(block);
-    found.push_back(block);
-    before = blocks_[size_t(block)].content;
+    const auto part = tokens.subspan(at, size_t(tokens_));
+    const auto known = known_.find({before, {part.begin(), part.end()}});
+    if (known == known_.end()) break;
+    use(known->second);
+    found.push_back(known->second);
+    before = blocks_[size_t(known->second)].number;
   }
   return found;
 }
 
 int32_t Blocks::keep(int32_t block, int32_t before, std::span<const int64_t> tokens) {
-  const uint64_t in_front = before < 0 ? 0 : blocks_.at(size_t(before)).content;
+  const uint64_t in_front = before < 0 ? 0 : blocks_.at(size_t(before)).number;
   LOCKSTEP_CHECK(int64_t(tokens.size()) == tokens_ && (before < 0 || in_front != 0), "[Blocks] expected ", tokens_,
                  " tokens after a cached block or none, got ", tokens.size(),
                  "; fill it, and keep() the block before first");
-  if (const int32_t same = find(in_front, tokens); same >= 0) {
-    use(same);
-    release(block);
-    return same;
-  }
   Block& b = blocks_.at(size_t(block));
-  b.content = ++contents_, b.before = in_front, b.hash = hash_of(in_front, tokens);
-  b.tokens.assign(tokens.begin(), tokens.end());
-  known_.emplace(b.hash, block);
-  return block;
+  const auto [known, fresh] = known_.try_emplace({in_front, {tokens.begin(), tokens.end()}}, block);
+  if (fresh) {
+    b.number = ++numbers_, b.contents = known->first;
+    return block;
+  }
+  use(known->second);
+  release(block);
+  return known->second;
 }
 
 }  // namespace lockstep::serve

@@ -2,10 +2,11 @@
 // Manages the memory for keys and values as numbered blocks of tokens: tracks the users of each block, and finds blocks
 // that hold a prefix which several sequences share.
 #include <cstdint>
+#include <map>
 #include <set>
 #include <span>
 #include <tuple>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace lockstep::serve {
@@ -27,30 +28,27 @@ class Blocks {
   /// Removes one user. The contents remain cached until the block is taken.
   void release(int32_t block);
   /// Returns the cached blocks that hold the beginning of `tokens`, at most `limit` blocks, and adds a user to each.
-  /// Blocks are found by hash, and compared token by token.
   std::vector<int32_t> share(std::span<const int64_t> tokens, int64_t limit);
   /// Caches `block`, which now holds `tokens`, as the successor of block `before` (-1: none). Returns the block to use
   /// from now on. If another block already holds the same contents, that block is returned, and `block` is released.
   int32_t keep(int32_t block, int32_t before, std::span<const int64_t> tokens);
 
  private:
+  // Identifies contents: `number` of the block that precedes in the sequence (0: none), and the tokens.
+  using Contents = std::pair<uint64_t, std::vector<int64_t>>;
   struct Block {
     int64_t users = 0;
-    // content: unique number of this block's cached contents; 0: not cached. before: `content` of the block that
-    // precedes it in the sequence; 0: it is the first.
-    uint64_t content = 0, before = 0;
-    uint64_t hash = 0, freed = 0;
-    std::vector<int64_t> tokens;
+    uint64_t number = 0, freed = 0;  // number: unique number of this block's cached contents; 0: not cached
+    Contents contents;
   };
-  int32_t find(uint64_t before, std::span<const int64_t> tokens) const;  // cached block with these contents; -1: none
   void use(int32_t block);
   std::tuple<bool, uint64_t, int32_t> eviction_order(int32_t block) const;
 
   int64_t tokens_;
   std::vector<Block> blocks_;
   std::set<std::tuple<bool, uint64_t, int32_t>> free_;  // sorted: the first block is taken first
-  std::unordered_multimap<uint64_t, int32_t> known_;    // cached blocks, by the hash of their contents
-  uint64_t contents_ = 0, releases_ = 0;
+  std::map<Contents, int32_t> known_;                   // cached blocks
+  uint64_t numbers_ = 0, releases_ = 0;
 };
 
 }  // namespace lockstep::serve

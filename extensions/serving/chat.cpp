@@ -1,10 +1,12 @@
 // Known chat templates. See chat.h.
 #include "extensions/serving/chat.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/suggest.h"
 #include "data/files.h"
+#include "dist/fingerprint.h"
 
 namespace lockstep::serve {
 
@@ -32,15 +34,13 @@ constexpr KnownText known_texts[] = {
     {0x77f52e8441e4e7e7u, 810, Kind::llama2, ""},
 };
 
-constexpr std::pair<const char*, Kind> names[] = {
-    {"plain", Kind::plain}, {"chatml", Kind::chatml}, {"llama2", Kind::llama2}, {"llama3", Kind::llama3}};
-
 std::string stripped(const std::string& text) {
   const char* const blanks = " \t\n\r\v\f";
   const size_t begin = text.find_first_not_of(blanks);
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
+/// The special tokens of a template; the last one ends an answer.
 std::vector<const char*> specials_of(Kind kind) {
   if (kind == Kind::chatml) return {"<|im_start|>", "<|im_end|>"};
   if (kind == Kind::llama3) return {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
@@ -69,20 +69,17 @@ std::string llama2_text(const std::vector<ChatMessage>& messages, const std::str
 }  // namespace
 
 ChatTemplate template_by_name(const std::string& name) {
-  std::vector<std::string> known;
-  for (const auto& [word, kind] : names) {
-    if (word == name) return {kind};
-    known.emplace_back(word);
-  }
-  throw Error("--template: expected " + listed(known) + ", got '" + name + "'");
+  const std::vector<std::string> names{"plain", "chatml", "llama2", "llama3"};  // in the order of Kind
+  const auto found = std::ranges::find(names, name);
+  LOCKSTEP_CHECK(found != names.end(), "--template: expected ", listed(names), ", got '", name, "'");
+  return {Kind(found - names.begin())};
 }
 
 std::optional<ChatTemplate> template_by_text(const std::string& text) {
   std::string t = text;
   for (size_t at = 0; (at = t.find("\\n", at)) != std::string::npos; ++at) t.replace(at, 2, "\n");
   t = stripped(t);
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : t) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
+  const uint64_t hash = dist::hash_text(t);
   for (const KnownText& k : known_texts)
     if (k.hash == hash && k.length == t.size()) return ChatTemplate{k.kind, k.system};
   return std::nullopt;
@@ -125,16 +122,18 @@ std::string render(const ChatTemplate& of, const std::vector<ChatMessage>& messa
   if (of.kind == Kind::llama2) return llama2_text(messages, bos, eos);
   std::vector<ChatMessage> all = messages;
   if (!of.system.empty() && all[0].role != "system") all.insert(all.begin(), {"system", of.system});
+  const auto head = [&](std::string role) -> std::string {
+    if (of.kind == Kind::chatml) return "<|im_start|>" + role + "\n";
+    if (of.kind == Kind::llama3) return "<|start_header_id|>" + role + "<|end_header_id|>\n\n";
+    role[0] = char(role[0] - 'a' + 'A');
+    return role + ":";
+  };
   std::string out = of.kind == Kind::llama3 ? bos : "";
-  for (ChatMessage& m : all) {
-    if (of.kind == Kind::chatml) out += "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n";
-    else if (of.kind == Kind::llama3)
-      out += "<|start_header_id|>" + m.role + "<|end_header_id|>\n\n" + stripped(m.content) + "<|eot_id|>";
-    else m.role[0] = char(m.role[0] - 'a' + 'A'), out += m.role + ": " + m.content + "\n";
-  }
-  return out + (of.kind == Kind::chatml   ? "<|im_start|>assistant\n"
-                : of.kind == Kind::llama3 ? "<|start_header_id|>assistant<|end_header_id|>\n\n"
-                                          : "Assistant:");
+  for (const ChatMessage& m : all)
+    out += head(m.role) + (of.kind == Kind::chatml   ? m.content + "<|im_end|>\n"
+                           : of.kind == Kind::llama3 ? stripped(m.content) + "<|eot_id|>"
+                                                     : " " + m.content + "\n");
+  return out + head("assistant");
 }
 
 std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<ChatMessage>& messages,
@@ -151,9 +150,9 @@ std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<ChatM
 }
 
 std::vector<int64_t> ends_of(const ChatTemplate& of, const data::Tokenizer& tokenizer) {
-  if (of.kind != Kind::chatml && of.kind != Kind::llama3) return {};
-  const char* const end = of.kind == Kind::chatml ? "<|im_end|>" : "<|eot_id|>";
-  return {tokenizer.encode(end, {.add_special = false, .parse_special = true}).at(0)};
+  const std::vector<const char*> specials = specials_of(of.kind);
+  if (specials.empty()) return {};
+  return {tokenizer.encode(specials.back(), {.add_special = false, .parse_special = true}).at(0)};
 }
 
 }  // namespace lockstep::serve

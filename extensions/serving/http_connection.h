@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio.hpp>
+#include <boost/beast/core/buffers_to_string.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
@@ -15,6 +16,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/classic_text.h"
 #include "extensions/serving/http.h"
 
 namespace lockstep::serve {
@@ -27,24 +29,9 @@ using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 using ErrorCode = boost::system::error_code;
 
-/// A request body whose memory grows as data arrive. (Beast's own string_body would at once reserve as much memory as
-/// the client announces in Content-Length.)
-struct GrowingBody {
-  using value_type = std::string;
-  struct reader {
-    std::string& body;
-    template <bool request, class Fields> reader(http::header<request, Fields>&, std::string& body_) : body(body_) {}
-    static void init(const auto&, ErrorCode& error) { error = {}; }
-    size_t put(const auto& buffers, ErrorCode& error) {
-      error = {};
-      const size_t before = body.size();
-      for (auto one = asio::buffer_sequence_begin(buffers); one != asio::buffer_sequence_end(buffers); ++one)
-        body.append(static_cast<const char*>(asio::const_buffer(*one).data()), asio::const_buffer(*one).size());
-      return body.size() - before;
-    }
-    static void finish(ErrorCode& error) { error = {}; }
-  };
-};
+/// A request body whose memory grows as data arrive. (string_body would at once reserve as much memory as the client
+/// announces in Content-Length.)
+using GrowingBody = http::basic_dynamic_body<boost::beast::flat_buffer>;
 
 /// The first bytes of every response. look_at_client() sends them early, to test whether the client still listens.
 constexpr std::string_view all_begin_so = "HTTP/1.1 ";
@@ -142,13 +129,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     std::unique_lock lock(mutex_);
     room_.wait(lock, [&] { return gone_ || pending_.size() < max_pending; });
     if (gone_ || more.empty()) return !gone_;
-    if (chunked_) {
-      char size[32];
-      std::snprintf(size, sizeof size, "%zx\r\n", more.size());
-      (pending_ += size).append(more) += "\r\n";
-    } else {
-      pending_ += more;
-    }
+    if (chunked_) (pending_ += format("%zx\r\n", more.size())).append(more) += "\r\n";
+    else pending_ += more;
     lock.unlock();
     wake();
     return true;
@@ -235,7 +217,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     respond(server_.options.error(status, message));
   }
   void hand_over() {
-    request_.body = std::move(parser_->get().body());
+    request_.body = boost::beast::buffers_to_string(parser_->get().body().data());
     parser_.reset();
     stop_reading();
     deadline_ = never;

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <random>
 
+#include "base/classic_text.h"
 #include "extensions/generation/text_stream.h"
 
 namespace lockstep::serve {
@@ -32,16 +33,11 @@ double readable(double logprob) { return std::max(logprob, -9999.0); }
 
 /// The text of a token, or "bytes:\xe2\x80" if it is not valid UTF-8.
 std::string token_name(std::string_view bytes) {
-  nn::TextStream stream;
-  std::string text = stream.push(std::string(bytes));
-  text += stream.flush();
-  if (text == bytes) return text;
-  std::string out = "bytes:";
-  for (const char c : bytes) {
-    const char* const digits = "0123456789abcdef";
-    (out += "\\x") += {digits[uint8_t(c) >> 4], digits[uint8_t(c) & 15]};
-  }
-  return out;
+  std::string text(bytes);
+  if (!data::not_utf8(text)) return text;
+  text = "bytes:";
+  for (const char c : bytes) text += format("\\x%02x", unsigned(uint8_t(c)));
+  return text;
 }
 
 }  // namespace
@@ -156,8 +152,10 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   g.suppress_tokens = service.padding_;
   g.text = [&tokenizer = service.tokenizer_](int64_t id) { return std::string(tokenizer.token_bytes(int32_t(id))); };
   const int64_t context = service.batcher_.context();
+  int64_t tokens = 0;
   for (const std::vector<int64_t>& prompt : prompts) {
     const auto length = int64_t(prompt.size());
+    tokens += request_.n * length;
     if (context - length < request_.max_tokens.value_or(1))
       throw BadRequest(field,
                        str("the prompt has ", length, " tokens and max_tokens is ", request_.max_tokens.value_or(1),
@@ -169,8 +167,6 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
                                     known ? service.vocab_ : service.tokenizer_.vocab_size()));
     }
   }
-  int64_t tokens = 0;
-  for (const std::vector<int64_t>& prompt : prompts) tokens += request_.n * int64_t(prompt.size());
   if (tokens > max_prompt_tokens)
     throw BadRequest(
         "n", str("n: expected at most ", max_prompt_tokens, " tokens of prompts, each counted n times, got ", tokens));

@@ -59,8 +59,9 @@ std::vector<Arrival> parse_arrivals(const std::string& text) {
   return all;
 }
 
-Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState state, const StepCosts& costs) {
-  Simulated run{.limits = state.limits, .block_count = state.blocks.count()};
+Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState start, const StepCosts& costs) {
+  Simulated run{.state = std::move(start)};
+  SchedulerState& state = run.state;
   std::vector<int64_t> left;  // tokens of each answer
   double now = 0;
   for (size_t next = 0; next < arrivals.size() || !state.running.empty() || !state.waiting.empty();) {
@@ -93,8 +94,6 @@ Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState state, c
     }
     now = end;
   }
-  run.shared_tokens = state.shared_tokens;
-  run.put_back = state.put_back;
   return run;
 }
 
@@ -134,7 +133,7 @@ std::string draw_svg(const Simulated& run) {
   out +=
       svg::text(8, 20,
                 str(counted(int64_t(run.requests.size()), "request"), ", ", counted(int64_t(run.slots.size()), "step"),
-                    " of at most ", run.limits.rows, " rows, ", counted(run.block_count, "block"),
+                    " of at most ", run.state.limits.rows, " rows, ", counted(run.state.blocks.count(), "block"),
                     format("; %.0f tokens a second", 1000 * double(run.tokens) / span)),
                 14, ink);
   const auto rect = [&](double x, double y, double w, double h, const char* color) {
@@ -159,8 +158,8 @@ std::string draw_svg(const Simulated& run) {
     const auto bar = [&](double at, double part, const char* color) {
       rect(x, at + bars * (1 - part), std::max(w - 0.5, 0.5), bars * part, color);
     };
-    bar(below, double(slot.step.rows()) / double(run.limits.rows), "#3d74b5");
-    bar(below + bars + 12, double(slot.blocks) / double(run.block_count), "#b08fce");
+    bar(below, double(slot.step.rows()) / double(run.state.limits.rows), "#3d74b5");
+    bar(below + bars + 12, double(slot.blocks) / double(run.state.blocks.count()), "#b08fce");
   }
   out += svg::text(8, below + bars - 4, "rows", 12, soft);
   out += svg::text(8, below + 2 * bars + 8, "blocks", 12, soft);

@@ -35,13 +35,11 @@ struct Simulated {
   };
   std::vector<Slot> slots;
   std::vector<Request> requests;
-  /// Numbers of tokens generated, rows computed, tokens found in shared blocks, and preemptions (put_back).
-  int64_t tokens = 0, rows = 0, shared_tokens = 0, put_back = 0;
-  Limits limits;
-  int64_t block_count = 0;
+  int64_t tokens = 0, rows = 0;  ///< numbers of tokens generated and of rows computed
+  SchedulerState state;          ///< the state at the end, with its limits and counts
 };
-/// Runs the schedule on these requests, from the empty `state`.
-Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState state, const StepCosts& costs = {});
+/// Runs the schedule on these requests, from the empty state `start`.
+Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState start, const StepCosts& costs = {});
 
 /// Draws a row per request and a column per step. A number: prompt tokens computed; "#": a token of the answer;
 /// ".": waiting; "x": preempted.

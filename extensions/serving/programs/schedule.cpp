@@ -61,8 +61,8 @@ void print_serving(const ServingAsked& o, const std::string& svg) {
   fmt::print("tokens            {}, {:.1f} a second\n", run.tokens, 1000 * double(run.tokens) / end);
   fmt::print("first token       after {:.1f} ms on average; the longest wait for blocks {:.1f} ms\n",
              first / double(run.requests.size()), wait);
-  fmt::print("shared            {} prompt tokens were already cached\n", run.shared_tokens);
-  fmt::print("preempted         {}\n", run.put_back);
+  fmt::print("shared            {} prompt tokens were already cached\n", run.state.shared_tokens);
+  fmt::print("preempted         {}\n", run.state.put_back);
 }
 
 }  // namespace
