@@ -79,23 +79,6 @@ void files(const Options& o) {
   }
 }
 
-/// A stack of Linears with about a million elements each.
-struct Stack : nn::Layer<Stack> {
-  std::vector<nn::Linear> layers;
-  explicit Stack(int64_t elements) {
-    const nn::Linear::Options options{.in = 1024, .out = 1024, .bias = false};
-    for (int64_t i = 0; i < std::max<int64_t>(1, elements >> 20); ++i) layers.emplace_back(options);
-  }
-  Variable forward(const Variable& input) {
-    Variable x = input;
-    for (nn::Linear& layer : layers) x = layer(x);
-    return x;
-  }
-  void fields(nn::Fields& f) override {
-    for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]);
-  }
-};
-
 void steps(const Options& o) {
   const DType dtype = parse_dtype(o.dtype);
   struct Place {
@@ -108,7 +91,9 @@ void steps(const Options& o) {
         Place{"nvme, nothing overlaps", Offload::nvme, false}}) {
     dist::spawn(1, [&](int) {
       if (o.threads > 0) set_threads(o.threads);
-      Stack model(o.elements);
+      nn::Sequential model;  // layers of about a million elements each
+      for (int64_t i = 0; i < std::max<int64_t>(1, o.elements >> 20); ++i)
+        model.add(nn::Linear({.in = 1024, .out = 1024, .bias = false}));
       model.to(dtype);
       optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
       zero::ZeroOptions options;
