@@ -94,9 +94,10 @@ std::vector<std::string> lbfgs_reasons(const Config&, const parallel::Plan&, con
 }  // namespace
 
 std::vector<NamedType> rare_optimizers() {
+  using namespace optim;
   return {
-      optimizer_type<optim::LAMB>(
-          "Lamb", "layer-wise rates", optim::LAMBOptions{.eps = 1e-8},
+      optimizer_type<LAMB>(
+          "Lamb", "layer-wise rates", LAMBOptions{.eps = 1e-8},
           [](Params& p, auto& o) {
             p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
             p("weight_decay", &o.weight_decay)("bias_correction", &o.bias_correction);
@@ -105,70 +106,66 @@ std::vector<NamedType> rare_optimizers() {
             p.fixed("eps_inside_sqrt", false, "eps is added to the root");
           },
           needs_matrices),
-      optimizer_type<optim::Lion>("Lion", "the sign of momentum", optim::LionOptions{.lr = 1e-3},
-                                  [](Params& p, auto& o) {
-                                    p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
-                                    p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                                  }),
-      optimizer_type<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
-                                     [](Params& p, auto& o) {
-                                       p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
-                                       p("weight_decay", &o.weight_decay);
-                                       p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
-                                     }),
-      optimizer_type<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
-                                     [](Params& p, auto& o) {
-                                       p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay",
-                                                                                        &o.weight_decay);
-                                       p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
-                                     }),
-      optimizer_type<optim::NAdam>("NAdam", "Adam with Nesterov's momentum", optim::NAdamOptions{},
-                                   [](Params& p, auto& o) {
-                                     name_adam(p, o)("momentum_decay", &o.momentum_decay);
-                                     p("decoupled_weight_decay", &o.decoupled_weight_decay);
-                                   }),
-      optimizer_type<optim::RAdam>(
-          "RAdam", "Adam with its first steps rectified", optim::RAdamOptions{},
+      optimizer_type<Lion>("Lion", "the sign of momentum", LionOptions{.lr = 1e-3},
+                           [](Params& p, auto& o) {
+                             p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
+                             p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                           }),
+      optimizer_type<Adagrad>("Adagrad", "", AdagradOptions{},
+                              [](Params& p, auto& o) {
+                                p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps)("weight_decay", &o.weight_decay);
+                                p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
+                              }),
+      optimizer_type<RMSprop>("RMSprop", "", RMSpropOptions{},
+                              [](Params& p, auto& o) {
+                                p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay", &o.weight_decay);
+                                p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
+                              }),
+      optimizer_type<NAdam>("NAdam", "Adam with Nesterov's momentum", NAdamOptions{},
+                            [](Params& p, auto& o) {
+                              name_adam(p, o)("momentum_decay", &o.momentum_decay);
+                              p("decoupled_weight_decay", &o.decoupled_weight_decay);
+                            }),
+      optimizer_type<RAdam>(
+          "RAdam", "Adam with its first steps rectified", RAdamOptions{},
           [](Params& p, auto& o) { name_adam(p, o)("decoupled_weight_decay", &o.decoupled_weight_decay); }),
-      optimizer_type<optim::Adamax>("Adamax", "Adam with the largest gradient in place of the second moment",
-                                    optim::AdamaxOptions{}, [](Params& p, auto& o) { name_adam(p, o); }),
-      optimizer_type<optim::Adadelta>("Adadelta", "steps as long as those before them", optim::AdadeltaOptions{},
-                                      [](Params& p, auto& o) {
-                                        p("lr", &o.lr)("rho", &o.rho)("eps", &o.eps);
-                                        p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                                      }),
-      optimizer_type<optim::ASGD>("ASGD", "SGD with a falling rate, and an average from step t0 on",
-                                  optim::ASGDOptions{},
-                                  [](Params& p, auto& o) {
-                                    p("lr", &o.lr)("lambd", &o.lambd)("alpha", &o.alpha)("t0", &o.t0);
-                                    p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                                  }),
-      optimizer_type<optim::Rprop>("Rprop", "by the sign of gradients of all data", optim::RpropOptions{},
-                                   [](Params& p, auto& o) {
-                                     p("lr", &o.lr)("etas", Pair{&o.eta_minus, &o.eta_plus});
-                                     p("step_sizes", Pair{&o.step_min, &o.step_max})("maximize", &o.maximize);
-                                   }),
-      optimizer_type<optim::Adafactor>(
-          "Adafactor", "second moments of rows and columns", optim::AdafactorOptions{},
+      optimizer_type<Adamax>("Adamax", "Adam with the largest gradient in place of the second moment", AdamaxOptions{},
+                             [](Params& p, auto& o) { name_adam(p, o); }),
+      optimizer_type<Adadelta>("Adadelta", "steps as long as those before them", AdadeltaOptions{},
+                               [](Params& p, auto& o) {
+                                 p("lr", &o.lr)("rho", &o.rho)("eps", &o.eps);
+                                 p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                               }),
+      optimizer_type<ASGD>("ASGD", "SGD with a falling rate, and an average from step t0 on", ASGDOptions{},
+                           [](Params& p, auto& o) {
+                             p("lr", &o.lr)("lambd", &o.lambd)("alpha", &o.alpha)("t0", &o.t0);
+                             p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                           }),
+      optimizer_type<Rprop>("Rprop", "by the sign of gradients of all data", RpropOptions{},
+                            [](Params& p, auto& o) {
+                              p("lr", &o.lr)("etas", Pair{&o.eta_minus, &o.eta_plus});
+                              p("step_sizes", Pair{&o.step_min, &o.step_max})("maximize", &o.maximize);
+                            }),
+      optimizer_type<Adafactor>(
+          "Adafactor", "second moments of rows and columns", AdafactorOptions{},
           [](Params& p, auto& o) {
             p("lr", &o.lr)("beta2_decay", &o.beta2_decay)("eps", Pair{&o.eps1, &o.eps2});
             p("d", &o.d)("weight_decay", &o.weight_decay)("maximize", &o.maximize);
           },
           adafactor_reasons),
-      optimizer_type<optim::Sophia>("Sophia", "momentum over the Hessian's diagonal, from every tenth gradient",
-                                    optim::SophiaOptions{},
-                                    [](Params& p, auto& o) {
-                                      p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("rho", &o.rho);
-                                      p("weight_decay", &o.weight_decay)("batch", &o.batch, least(1));
-                                      p("hessian_interval", &o.hessian_interval, least(1))("maximize", &o.maximize);
-                                    }),
-      optimizer_type<optim::AdamWScheduleFree>("AdamWScheduleFree",
-                                               "AdamW at a constant rate, with an average to evaluate",
-                                               optim::AdamWScheduleFreeOptions{},
-                                               [](Params& p, auto& o) {
-                                                 name_adam(p, o)("warmup_steps", &o.warmup_steps, least(0))("r", &o.r);
-                                                 p("weight_lr_power", &o.weight_lr_power);
-                                               }),
+      optimizer_type<Sophia>("Sophia", "momentum over the Hessian's diagonal, from every tenth gradient",
+                             SophiaOptions{},
+                             [](Params& p, auto& o) {
+                               p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("rho", &o.rho);
+                               p("weight_decay", &o.weight_decay)("batch", &o.batch, least(1));
+                               p("hessian_interval", &o.hessian_interval, least(1))("maximize", &o.maximize);
+                             }),
+      optimizer_type<AdamWScheduleFree>("AdamWScheduleFree", "AdamW at a constant rate, with an average to evaluate",
+                                        AdamWScheduleFreeOptions{},
+                                        [](Params& p, auto& o) {
+                                          name_adam(p, o)("warmup_steps", &o.warmup_steps, least(0))("r", &o.r);
+                                          p("weight_lr_power", &o.weight_lr_power);
+                                        }),
       {"Muon", "matrices; embeddings, heads and all else go to AdamW (Adam when adam_w_mode is false)", muon,
        needs_matrices},
       {"LBFGS", "", nullptr, lbfgs_reasons},
