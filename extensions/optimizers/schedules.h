@@ -191,7 +191,7 @@ struct OneCycleOptions {
 /// rate rises.
 using OneCycle = FormulaLR<OneCycleOptions>;
 
-// --- schedules composed of schedules, as in PyTorch (schedule_list.cpp) ---
+// --- schedules composed of schedules, as in PyTorch ---
 //   SequentialLR schedule(opt, {scheduled<LinearLR>({.start_factor = 0.1, .total_iters = 100}),
 //                               scheduled<CosineAnnealingLR>({.T_max = 900})}, {100});
 

@@ -76,8 +76,8 @@ class OneBit : public Exchange {
     frozen_.agree("engine", frozen, group_);
     if (sum_) sum_->finish();
     const bool check = options_.nonfinite != zero::NonFinite::propagate;
-    // Look for nonfinite gradients before the step: it may replace each rank's gradients by their mean over ranks, which
-    // does not show the rank that they come from.
+    // Look for nonfinite gradients before the step: it may replace each rank's gradients by their mean over ranks,
+    // which does not show the rank that they come from.
     const int64_t bad = check ? first_nonfinite() : none;
     const onebit::OneBitStepReport done =
         optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale,
@@ -193,9 +193,9 @@ class OneBit : public Exchange {
     }
     return none;
   }
-  /// Finds the first parameter with a nonfinite gradient on any rank, and stores its name and that rank in `report`. If
-  /// every rank's gradients are finite, takes the first parameter whose gradient became nonfinite in the sum over ranks.
-  /// mine: index of this rank's first nonfinite gradient, or `none`.
+  /// Finds the first parameter with a nonfinite gradient on any rank, and stores its name and that rank in `report`.
+  /// If every rank's gradients are finite, takes the first parameter whose gradient became nonfinite in the sum over
+  /// ranks. mine: index of this rank's first nonfinite gradient, or `none`.
   void name_nonfinite(int64_t mine, zero::StepReport& report) const {
     const int64_t count = int64_t(trained_.size()), ranks = group_.size();
     if (mine == none) {
