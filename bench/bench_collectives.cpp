@@ -5,13 +5,8 @@
 //   mpirun -n 2 bench_collectives    ranks started by a launcher; the job determines the transport
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
-#include <iostream>
-
 #include "base/threads.h"
+#include "bench/program.h"
 #include "data/json.h"
 #include "dist/process_group.h"
 #include "tensor/ops.h"
@@ -36,17 +31,9 @@ double bus_factor(const std::string& op, int n) {
   return double(n - 1) / n;  // the buffer of all ranks is gathered, scattered or exchanged
 }
 
-DType dtype_named(const std::string& name) {
-  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8})
-    if (str(dtype) == name) return dtype;
-  fail("--dtype: expected f32, f64, f16, bf16, i64, i32, i8 or u8, got " + name);
-}
-
-using Clock = std::chrono::steady_clock;
-
 void measure(dist::ProcessGroup& world, const Options& o, const std::string& name) {
   const int n = world.size(), me = world.rank();
-  const DType dtype = dtype_named(o.dtype);
+  const DType dtype = parse_dtype(o.dtype);
   const dist::CollectiveOptions options{.algorithm = dist::parse_algorithm(o.algorithm), .tag = "bench"};
   if (me == 0 && !o.json) {
     fmt::print("# {} {}, {} ranks, {}, {}\n#{:>12} {:>12} {:>10} {:>10} {:>10} {:>8}\n", o.op, o.dtype, n, name,
@@ -71,38 +58,32 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
       else if (o.op == "all_to_all") world.all_to_all(other, full, options).wait();
       else world.barrier();
     };
-    for (int i = 0; i < 3; ++i) call();
-    const auto start = Clock::now();
-    for (int i = 0; i < 3; ++i) call();
-    const Tensor calls =
-        Tensor::from({int64_t(o.seconds * 3 / std::chrono::duration<double>(Clock::now() - start).count())});
+    const auto thrice = [&] {
+      for (int i = 0; i < 3; ++i) call();
+    };
+    thrice();
+    const Tensor calls = Tensor::from({int64_t(o.seconds * 3 / bench::seconds_of(thrice))});
     world.broadcast(calls, 0).wait();
     std::vector<double> times(size_t(std::clamp<int64_t>(calls.item<int64_t>(), 5, 20000)));
-    for (double& us : times) {
-      const auto begin = Clock::now();
-      call();
-      us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-    }
-    std::sort(times.begin(), times.end());
-    const double us = times[times.size() / 2], moved = double(count) * double(size_of(dtype)),
-                 algbw = o.op == "barrier" ? 0 : moved / us / 1e3;
+    for (double& us : times) us = 1e6 * bench::seconds_of(call);
+    const double us = bench::median(times), least = *std::min_element(times.begin(), times.end());
+    const double moved = double(count) * double(size_of(dtype)), algbw = o.op == "barrier" ? 0 : moved / us / 1e3;
     if (me == 0 && o.json) {
-      data::Json line(data::Json::Object{});
-      line["bench"] = "collectives";
-      line["op"] = o.op;
-      line["how"] = name;
-      line["algorithm"] = o.algorithm;
-      line["ranks"] = n;
-      line["dtype"] = o.dtype;
-      line["bytes"] = int64_t(moved);
-      line["us"] = us;
-      line["min_us"] = times[0];
-      line["algbw_gbs"] = algbw;
-      line["busbw_gbs"] = algbw * bus_factor(o.op, n);
-      line["n"] = int64_t(times.size());
+      const data::Json line(data::Json::Object{{"bench", "collectives"},
+                                               {"op", o.op},
+                                               {"how", name},
+                                               {"algorithm", o.algorithm},
+                                               {"ranks", n},
+                                               {"dtype", o.dtype},
+                                               {"bytes", int64_t(moved)},
+                                               {"us", us},
+                                               {"min_us", least},
+                                               {"algbw_gbs", algbw},
+                                               {"busbw_gbs", algbw * bus_factor(o.op, n)},
+                                               {"n", int64_t(times.size())}});
       fmt::print("{}\n", line.dump());
     } else if (me == 0) {
-      fmt::print(" {:>12} {:>12.2f} {:>10.2f} {:>10.3f} {:>10.3f} {:>8}\n", int64_t(moved), us, times[0], algbw,
+      fmt::print(" {:>12} {:>12.2f} {:>10.2f} {:>10.3f} {:>10.3f} {:>8}\n", int64_t(moved), us, least, algbw,
                  algbw * bus_factor(o.op, n), times.size());
     }
     std::fflush(stdout);
@@ -114,39 +95,25 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app("Speed of collectives, in the units of nccl-tests", "bench_collectives");
+  bench::Program app("Speed of collectives, in the units of nccl-tests");
   const auto size = CLI::AsSizeValue(false);  // 1K = 1024
   app.add_option("--transport", o.transport, "shm, tcp (processes) or threads")
-      ->check(CLI::IsMember({"shm", "tcp", "threads"}))
-      ->capture_default_str();
-  app.add_option("--ranks", o.ranks, "number of ranks")->check(CLI::Range(1, 64))->capture_default_str();
+      ->check(CLI::IsMember({"shm", "tcp", "threads"}));
+  app.add_option("--ranks", o.ranks, "number of ranks")->check(CLI::Range(1, 64));
   app.add_option("--op", o.op, "the collective")
       ->check(CLI::IsMember({"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter",
-                             "all_to_all", "barrier"}))
-      ->capture_default_str();
-  app.add_option("--dtype", o.dtype)->capture_default_str();
+                             "all_to_all", "barrier"}));
+  app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"f32", "f64", "f16", "bf16", "i64", "i32", "i8", "u8"}));
   app.add_option("--algorithm", o.algorithm,
-                 "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, in_place")
-      ->capture_default_str();
-  app.add_option("--backend", o.backend, "under a launcher: auto, native, nccl")->capture_default_str();
-  app.add_option("--min", o.min, "smallest size in bytes")
-      ->transform(size)
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--max", o.max, "largest size in bytes")
-      ->transform(size)
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--factor", o.factor, "ratio of one size to the previous one")
-      ->check(CLI::Range(2, 1024))
-      ->capture_default_str();
-  app.add_option("--seconds", o.seconds, "about this long for each size")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+                 "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, in_place");
+  app.add_option("--backend", o.backend, "under a launcher: auto, native, nccl");
+  app.add_option("--min", o.min, "smallest size in bytes")->transform(size)->check(CLI::PositiveNumber);
+  app.add_option("--max", o.max, "largest size in bytes")->transform(size)->check(CLI::PositiveNumber);
+  app.add_option("--factor", o.factor, "ratio of one size to the previous one")->check(CLI::Range(2, 1024));
+  app.add_option("--seconds", o.seconds, "about this long for each size")->check(CLI::PositiveNumber);
   app.add_flag("--ordinary", o.ordinary, "use ordinary tensors, not ProcessGroup::shared_empty()");
   app.add_flag("--json", o.json, "a JSON object per size");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return app.run(argc, argv, [&] {
     LOCKSTEP_CHECK(o.min <= o.max, "expected --min <= --max, got ", o.min, " and ", o.max);
     set_threads(1);
     if (std::getenv("RANK") || std::getenv("OMPI_COMM_WORLD_RANK")) {
@@ -159,9 +126,5 @@ int main(int argc, char** argv) {
       dist::spawn(o.ranks, [&](int) { measure(dist::world(), o, o.transport); },
                   {.kind = kind, .transport = o.transport});
     }
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+  });
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <vector>
 
+#include "base/at_end.h"
 #include "base/check.h"
 #include "base/threads.h"
 #include "data/json.h"
@@ -17,20 +18,14 @@
 namespace bench {
 namespace {
 
-std::map<std::string, Cost>& costs() {
-  static std::map<std::string, Cost> all;
-  return all;
-}
+std::map<std::string, Cost> costs;
 
 /// The current case. Its inputs are kept over its repetitions and released when the next case starts.
 struct Prepared {
   std::string name;
   std::function<void()> timed;
 };
-Prepared& prepared() {
-  static Prepared now;
-  return now;
-}
+Prepared prepared;
 
 double rounded(double x, int digits) { return std::round(x * std::pow(10, digits)) / std::pow(10, digits); }
 
@@ -52,15 +47,14 @@ class JsonLines : public benchmark::BenchmarkReporter {
     std::sort(us.begin(), us.end());
     const std::string name = runs[0].run_name.function_name;
     const double median = us[us.size() / 2];
-    lockstep::data::Json line;
-    line["bench"] = bench_;
-    line["peer"] = "lockstep";
-    line["threads"] = lockstep::get_threads();
-    line[key_] = name;
-    line["us"] = rounded(median, 3);
-    line["min_us"] = rounded(us[0], 3);
-    line["n"] = calls;
-    const Cost cost = costs()[name];
+    lockstep::data::Json line(lockstep::data::Json::Object{{"bench", bench_},
+                                                           {"peer", "lockstep"},
+                                                           {"threads", lockstep::get_threads()},
+                                                           {key_, name},
+                                                           {"us", rounded(median, 3)},
+                                                           {"min_us", rounded(us[0], 3)},
+                                                           {"n", calls}});
+    const Cost cost = costs[name];
     if (cost.flops > 0) line["gflops"] = rounded(cost.flops / median / 1e3, 1);
     if (cost.bytes > 0) line["gb_s"] = rounded(cost.bytes / median / 1e3, 2);
     std::cout << line.dump() << std::endl;
@@ -73,17 +67,16 @@ class JsonLines : public benchmark::BenchmarkReporter {
 }  // namespace
 
 void add_case(const std::string& name, Cost cost, std::function<std::function<void()>()> make) {
-  costs()[name] = cost;
+  costs[name] = cost;
   const auto run = [name, make = std::move(make)](benchmark::State& state) {
-    Prepared& now = prepared();
-    if (now.name != name) {
+    if (prepared.name != name) {
       // Release the old inputs and cached memory first, so that cases do not depend on each other.
-      now = {};
+      prepared = {};
       lockstep::release_cached_memory();
-      now = {name, make()};
-      now.timed();
+      prepared = {name, make()};
+      prepared.timed();
     }
-    for (auto _ : state) now.timed();
+    for (auto _ : state) prepared.timed();
   };
   benchmark::RegisterBenchmark(name.c_str(), run)->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
@@ -98,10 +91,10 @@ int run_cases(int argc, char** argv, const char* bench, const char* key) {
   int count = int(args.size());
   benchmark::Initialize(&count, args.data());
   if (benchmark::ReportUnrecognizedArguments(count, args.data())) return 2;
+  const lockstep::AtEnd releases([] { prepared = {}; });
   try {
     JsonLines lines(bench, key);
     const size_t ran = console ? benchmark::RunSpecifiedBenchmarks() : benchmark::RunSpecifiedBenchmarks(&lines);
-    prepared() = {};
     benchmark::Shutdown();
     return ran > 0 ? 0 : 1;
   } catch (const lockstep::Error& error) {

@@ -6,12 +6,10 @@
 // Prints a JSON object per line, for cases whose names contain TEXT; N divides the sizes.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <functional>
-#include <string>
-#include <vector>
 
+#include "bench/program.h"
 #include "optim/step_kernels.h"
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
@@ -22,7 +20,7 @@ using namespace lockstep;
 namespace {
 
 struct Options {
-  Device device{Device::Type::cuda, 0};
+  Device device;
   int64_t shrink = 1;
   double gbps = 4800, tflops = 989;  // H200: HBM3e, dense bf16
   std::string only;
@@ -43,8 +41,7 @@ double time_of(const std::function<void()>& run, Device device) {
     if (ms < 5 && repeat < 64) repeat *= 2;
     else all.push_back(ms / repeat);
   }
-  std::nth_element(all.begin(), all.begin() + 3, all.end());
-  return all[3];
+  return bench::median(all);
 }
 
 /// Makes a text fit into a JSON string.
@@ -174,23 +171,17 @@ void run_all(const Options& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    Options o;
-    for (int i = 1; i < argc; ++i) {
-      LOCKSTEP_CHECK(i + 1 < argc, "expected a value after ", argv[i]);
-      const std::string name = argv[i], value = argv[++i];
-      if (name == "--device") o.device = parse_device(value);
-      else if (name == "--shrink") o.shrink = std::max(std::stoll(value), 1ll);
-      else if (name == "--gbps") o.gbps = std::stod(value);
-      else if (name == "--tflops") o.tflops = std::stod(value);
-      else if (name == "--only") o.only = value;
-      else fail("expected --device, --shrink, --gbps, --tflops or --only, got " + name);
-    }
+  Options o;
+  std::string device = "cuda:0";
+  bench::Program app("Speed of each kernel on a device");
+  app.add_option("--device", device);
+  app.add_option("--shrink", o.shrink, "divides the sizes")->check(CLI::PositiveNumber);
+  app.add_option("--gbps", o.gbps, "peak of memory bandwidth");
+  app.add_option("--tflops", o.tflops, "peak of products");
+  app.add_option("--only", o.only, "cases whose names contain this");
+  return app.run(argc, argv, [&] {
+    o.device = parse_device(device);
     check_device("bench_cuda", o.device);
     run_all(o);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 1;
-  }
-  return 0;
+  });
 }

@@ -68,25 +68,20 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
   // sequence, of which a causal mask leaves half.
   const double matrices = double(o.layers) * 12 * o.width * o.width + double(o.vocab) * o.width;
   job.flops = 6 * matrices * double(job.items) + 12. * double(o.layers * o.context * o.context * o.width * batch) / 2;
-  for (const auto& [n, k] : {std::pair{3 * o.width, o.width},
-                             {o.width, o.width},
-                             {4 * o.width, o.width},
-                             {o.width, 4 * o.width},
-                             {o.vocab, o.width}}) {
+  const int64_t w = o.width;
+  for (const auto& [n, k] : {std::pair{3 * w, w}, {w, w}, {4 * w, w}, {w, 4 * w}, {o.vocab, w}})
     job.shapes.push_back({job.items, n, k});
-  }
   job.model = std::move(model);
   return job;
 }
 
-/// Counts a matrix product of `rows` x n x k: forward, weight gradient and, except in the first layer, input gradient.
-void count_product(Job& job, int64_t rows, int64_t n, int64_t k, bool first = false) {
-  job.shapes.push_back({rows, n, k});
-  job.flops += (first ? 2 : 3) * job.shapes.back().flops();
-}
-
-/// Completes a job for a network on random images of `shape`, with SGD with momentum as in the PyTorch scripts.
-template <class Net> void finish(Job& job, std::unique_ptr<Net> net, const Shape& shape) {
+/// Makes a job for a network on random images of `shape`, with SGD with momentum as in the PyTorch scripts. products:
+/// the network's matrix products. Each is counted three times: forward, weight gradient and input gradient, which the
+/// first product does not have.
+template <class Net>
+Job make_net(std::unique_ptr<Net> net, const Shape& shape, const std::vector<GemmShape>& products) {
+  Job job{.items = shape[0], .flops = -products[0].flops(), .shapes = products};
+  for (const GemmShape& product : products) job.flops += 3 * product.flops();
   Net* const model = net.get();
   job.make_optimizer = [](nn::Module& m) {
     return std::make_unique<optim::SGD>(m.parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
@@ -94,34 +89,25 @@ template <class Net> void finish(Job& job, std::unique_ptr<Net> net, const Shape
   const Tensor x = randn(shape), y = randint(0, 10, {shape[0]});
   job.loss = [=](int64_t) { return cross_entropy((*model)(x), y); };
   job.infer = [=] { (*model)(x); };
-  job.items = shape[0];
   job.model = std::move(net);
-}
-
-Job make_mlp(int64_t batch) {
-  Job job;
-  auto net = std::make_unique<nn::Sequential>(nn::Linear({.in = 784, .out = 512}), nn::ReLU(),
-                                              nn::Linear({.in = 512, .out = 512}), nn::ReLU(),
-                                              nn::Linear({.in = 512, .out = 10}));
-  count_product(job, batch, 512, 784, true);
-  count_product(job, batch, 512, 512);
-  count_product(job, batch, 10, 512);
-  finish(job, std::move(net), {batch, 784});
   return job;
 }
 
+Job make_mlp(int64_t batch) {
+  auto net = std::make_unique<nn::Sequential>(nn::Linear({.in = 784, .out = 512}), nn::ReLU(),
+                                              nn::Linear({.in = 512, .out = 512}), nn::ReLU(),
+                                              nn::Linear({.in = 512, .out = 10}));
+  return make_net(std::move(net), {batch, 784}, {{batch, 512, 784}, {batch, 512, 512}, {batch, 10, 512}});
+}
+
 Job make_lenet(int64_t batch) {
-  Job job;
   auto net = std::make_unique<nn::Sequential>(nn::Conv2d({.in = 1, .out = 32}), nn::ReLU(), nn::MaxPool2d(),
                                               nn::Conv2d({.in = 32, .out = 64}), nn::ReLU(), nn::MaxPool2d(),
                                               nn::Flatten(), nn::Linear({.in = 64 * 5 * 5, .out = 128}), nn::ReLU(),
                                               nn::Linear({.in = 128, .out = 10}));
-  count_product(job, batch * 26 * 26, 32, 9, true);
-  count_product(job, batch * 11 * 11, 64, 32 * 9);
-  count_product(job, batch, 128, 64 * 5 * 5);
-  count_product(job, batch, 10, 128);
-  finish(job, std::move(net), {batch, 1, 28, 28});
-  return job;
+  return make_net(
+      std::move(net), {batch, 1, 28, 28},
+      {{batch * 26 * 26, 32, 9}, {batch * 11 * 11, 64, 32 * 9}, {batch, 128, 64 * 5 * 5}, {batch, 10, 128}});
 }
 
 /// Residual block of two 3x3 convolutions (He et al., 2016).
@@ -154,21 +140,15 @@ struct ChannelMean : nn::Layer<ChannelMean> {
 };
 
 Job make_resnet(int64_t batch) {
-  Job job;
   auto net = std::make_unique<nn::Sequential>(
       nn::Conv2d({.in = 3, .out = 16, .padding = 1, .bias = false}), nn::BatchNorm2d({.channels = 16}), nn::ReLU(),
       Basic(16, 16, 1), Basic(16, 32, 2), Basic(32, 64, 2), ChannelMean(), nn::Linear({.in = 64, .out = 10}));
-  count_product(job, batch * 32 * 32, 16, 3 * 9, true);
-  for (int i = 0; i < 2; ++i) count_product(job, batch * 32 * 32, 16, 16 * 9);
-  for (const auto& [out, side] : {std::pair<int64_t, int64_t>{32, 16}, {64, 8}}) {
-    const int64_t pixels = batch * side * side;
-    count_product(job, pixels, out, out / 2 * 9);
-    count_product(job, pixels, out, out * 9);
-    count_product(job, pixels, out, out / 2);
-  }
-  count_product(job, batch, 10, 64);
-  finish(job, std::move(net), {batch, 3, 32, 32});
-  return job;
+  std::vector<GemmShape> products{{batch * 32 * 32, 16, 3 * 9}};
+  for (int i = 0; i < 2; ++i) products.push_back({batch * 32 * 32, 16, 16 * 9});
+  for (const auto& [out, side] : {std::pair<int64_t, int64_t>{32, 16}, {64, 8}})
+    for (const int64_t k : {out / 2 * 9, out * 9, out / 2}) products.push_back({batch * side * side, out, k});
+  products.push_back({batch, 10, 64});
+  return make_net(std::move(net), {batch, 3, 32, 32}, products);
 }
 
 }  // namespace

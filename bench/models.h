@@ -2,16 +2,19 @@
 // The models of the PyTorch scripts that we compare with (the peer scripts gpt.py, mlp.py and cnn.py; see RESULTS.md),
 // with the same shapes, batches, data and optimizers.
 #include <functional>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "bench/ceiling.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 
 namespace bench {
+
+/// A product of (m x k) and (k x n).
+struct GemmShape {
+  int64_t m, n, k;
+  /// Floating-point operations of the product.
+  double flops() const { return 2. * m * n * k; }
+  auto operator<=>(const GemmShape&) const = default;
+};
 
 /// A model to train, with its data.
 struct Job {

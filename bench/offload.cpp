@@ -5,14 +5,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <functional>
 #include <thread>
 
 #include "base/threads.h"
+#include "bench/program.h"
 #include "dist/process_group.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
@@ -20,7 +17,7 @@
 #include "zero/zero.h"
 
 using namespace lockstep;
-using zero::Offload;
+using bench::median, bench::seconds_of, zero::Offload;
 
 namespace {
 
@@ -31,17 +28,6 @@ struct Options {
   std::string dtype = "f32";
   zero::AioOptions aio;
 };
-
-double seconds(const std::function<void()>& fn) {
-  const auto start = std::chrono::steady_clock::now();
-  fn();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> all) {
-  std::nth_element(all.begin(), all.begin() + int64_t(all.size() / 2), all.end());
-  return all[all.size() / 2];
-}
 
 /// Transfers the whole file by pread or pwrite in blocks, from `depth` threads: the speed of the disk.
 void plain(const zero::SwapFile& file, const Tensor& memory, int64_t block, int depth, bool writes) {
@@ -82,9 +68,9 @@ void files(const Options& o) {
   for (const bool writes : {false, true}) {
     std::vector<double> mine, one, many;
     for (int i = 0; i < o.repeat; ++i) {
-      mine.push_back(seconds([&] { ours(writes); }));
-      one.push_back(seconds([&] { plain(file, memory, o.aio.block_size, 1, writes); }));
-      many.push_back(seconds([&] { plain(file, memory, o.aio.block_size, depth, writes); }));
+      mine.push_back(seconds_of([&] { ours(writes); }));
+      one.push_back(seconds_of([&] { plain(file, memory, o.aio.block_size, 1, writes); }));
+      many.push_back(seconds_of([&] { plain(file, memory, o.aio.block_size, depth, writes); }));
     }
     const auto speed = [&](const std::vector<double>& s) { return double(o.mib << 20) / 1e6 / median(s); };
     fmt::print("  {:5} {:7.0f} MB/s   {} one at a time {:7.0f} MB/s   {} at a time {:7.0f} MB/s   ours {:.0f} %\n",
@@ -93,38 +79,21 @@ void files(const Options& o) {
   }
 }
 
-/// A stack of Linears with about a million elements each.
-struct Stack : nn::Layer<Stack> {
-  std::vector<nn::Linear> layers;
-  explicit Stack(int64_t elements) {
-    const nn::Linear::Options options{.in = 1024, .out = 1024, .bias = false};
-    for (int64_t i = 0; i < std::max<int64_t>(1, elements >> 20); ++i) layers.emplace_back(options);
-  }
-  Variable forward(const Variable& input) {
-    Variable x = input;
-    for (nn::Linear& layer : layers) x = layer(x);
-    return x;
-  }
-  void fields(nn::Fields& f) override {
-    for (size_t i = 0; i < layers.size(); ++i) f(std::to_string(i), layers[i]);
-  }
-};
-
 void steps(const Options& o) {
-  const DType dtype = o.dtype == "bf16" ? bf16 : f32;
+  const DType dtype = parse_dtype(o.dtype);
   struct Place {
     const char* name;
     Offload device;
     bool overlap;
   };
-  const std::vector<Place> places{{"none", Offload::none, true},
-                                  {"cpu", Offload::cpu, true},
-                                  {"nvme", Offload::nvme, true},
-                                  {"nvme, nothing overlaps", Offload::nvme, false}};
-  for (const Place& place : places) {
+  for (const Place& place :
+       {Place{"none", Offload::none, true}, Place{"cpu", Offload::cpu, true}, Place{"nvme", Offload::nvme, true},
+        Place{"nvme, nothing overlaps", Offload::nvme, false}}) {
     dist::spawn(1, [&](int) {
       if (o.threads > 0) set_threads(o.threads);
-      Stack model(o.elements);
+      nn::Sequential model;  // layers of about a million elements each
+      for (int64_t i = 0; i < std::max<int64_t>(1, o.elements >> 20); ++i)
+        model.add(nn::Linear({.in = 1024, .out = 1024, .bias = false}));
       model.to(dtype);
       optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
       zero::ZeroOptions options;
@@ -140,7 +109,7 @@ void steps(const Options& o) {
       std::vector<double> times;
       for (int i = 0; i < o.repeat + 2; ++i) {
         sum(model(ones({1, 1024}).to(dtype))).backward();
-        const double t = seconds([&] { z.step(); });
+        const double t = seconds_of([&] { z.step(); });
         if (i >= 2) times.push_back(t);
       }
       const int64_t n = model.parameter_count();
@@ -158,27 +127,23 @@ void steps(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app("offload: files and steps");
-  app.add_option("--folder", o.folder)->capture_default_str();
-  app.add_option("--mib", o.mib, "size of the file to read and write; 0: no file test")->capture_default_str();
-  app.add_option("--elements", o.elements, "parameters of the step; 0: no step")->capture_default_str();
-  app.add_option("--tile", o.tile)->capture_default_str();
-  app.add_option("--buffers", o.buffers)->capture_default_str();
-  app.add_option("--threads", o.threads)->capture_default_str();
-  app.add_option("--repeat", o.repeat)->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  app.add_option("--block", o.aio.block_size)->capture_default_str();
-  app.add_option("--depth", o.aio.queue_depth)->capture_default_str();
-  app.add_option("--io-threads", o.aio.thread_count)->capture_default_str();
+  bench::Program app("offload: files and steps");
+  app.add_option("--folder", o.folder);
+  app.add_option("--mib", o.mib, "size of the file to read and write; 0: no file test");
+  app.add_option("--elements", o.elements, "parameters of the step; 0: no step");
+  app.add_option("--tile", o.tile);
+  app.add_option("--buffers", o.buffers);
+  app.add_option("--threads", o.threads);
+  app.add_option("--repeat", o.repeat)->check(CLI::PositiveNumber);
+  app.add_option("--dtype", o.dtype)->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_option("--block", o.aio.block_size);
+  app.add_option("--depth", o.aio.queue_depth);
+  app.add_option("--io-threads", o.aio.thread_count);
   bool no_uring = false;
   app.add_flag("--no-uring", no_uring, "use pread and pwrite in threads instead of io_uring");
-  CLI11_PARSE(app, argc, argv);
-  if (no_uring) o.aio.engine = zero::AioOptions::Engine::threads;
-  try {
+  return app.run(argc, argv, [&] {
+    if (no_uring) o.aio.engine = zero::AioOptions::Engine::threads;
     if (o.mib > 0) files(o);
     if (o.elements > 0) steps(o);
-  } catch (const Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
+  });
 }

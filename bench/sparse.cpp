@@ -4,14 +4,12 @@
 //
 //   bench_sparse --turns 5
 #include <fmt/core.h>
-#include <CLI/CLI.hpp>
 
-#include <algorithm>
-#include <chrono>
 #include <optional>
 #include <set>
 
 #include "autograd/ops.h"
+#include "bench/program.h"
 #include "extensions/sparse_attention/layouts.h"
 #include "tensor/block_layout.h"
 #include "tensor/random.h"
@@ -49,47 +47,45 @@ double density(const nn::SparsityConfig& config, int64_t tokens) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("forward and backward of sparse attention against dense");
+  bench::Program app("forward and backward of sparse attention against dense");
   int rounds = 5;
   int64_t heads = 8, width = 64;
-  app.add_option("--turns", rounds, "repetitions of all cases")->capture_default_str();
-  app.add_option("--heads", heads, "heads of the layer")->capture_default_str();
-  app.add_option("--width", width, "features of a head")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
-  const nn::SparsityConfig fixed{.mode = Mode::fixed, .block = 64, .unidirectional = true},
-      fixed16{.mode = Mode::fixed, .block = 16, .unidirectional = true, .num_local_blocks = 16, .num_global_blocks = 4},
-      local{.mode = Mode::local, .block = 64, .unidirectional = true},
-      bigbird{.mode = Mode::bigbird, .block = 64, .unidirectional = true, .num_random_blocks = 2};
-  std::vector<Case> cases{{"dense_4096", 4096, {}},         {"fixed_64_4096", 4096, fixed},
-                          {"fixed_16_4096", 4096, fixed16}, {"bigbird_64_4096", 4096, bigbird},
-                          {"dense_8192", 8192, {}},         {"local_64_8192", 8192, local}};
-  for (int round = 0; round <= rounds; ++round)  // round 0 warms up
-    for (Case& c : cases) {
-      manual_seed(1);
-      const Variable q(randn({1, heads, c.tokens, width}), true), k(randn({1, heads, c.tokens, width}), true),
-          v(randn({1, heads, c.tokens, width}), true);
-      const Tensor grad = randn(q.shape());
-      AttentionArgs args{.scale = 0, .causal = true};
-      if (c.sparse) args.layout = std::make_shared<BlockLayout>(nn::make_layout(*c.sparse, heads, c.tokens));
-      const int64_t before = memory_report().total.current;
-      reset_peak_memory();
-      const auto start = std::chrono::steady_clock::now();
-      attention(q, k, v, {}, args).backward(grad);
-      if (round > 0)
-        c.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-      c.peak = memory_report().total.peak - before;
+  app.add_option("--turns", rounds, "repetitions of all cases");
+  app.add_option("--heads", heads, "heads of the layer");
+  app.add_option("--width", width, "features of a head");
+  return app.run(argc, argv, [&] {
+    const nn::SparsityConfig fixed{.mode = Mode::fixed, .block = 64, .unidirectional = true},
+        fixed16{
+            .mode = Mode::fixed, .block = 16, .unidirectional = true, .num_local_blocks = 16, .num_global_blocks = 4},
+        local{.mode = Mode::local, .block = 64, .unidirectional = true},
+        bigbird{.mode = Mode::bigbird, .block = 64, .unidirectional = true, .num_random_blocks = 2};
+    std::vector<Case> cases{{"dense_4096", 4096, {}},         {"fixed_64_4096", 4096, fixed},
+                            {"fixed_16_4096", 4096, fixed16}, {"bigbird_64_4096", 4096, bigbird},
+                            {"dense_8192", 8192, {}},         {"local_64_8192", 8192, local}};
+    for (int round = 0; round <= rounds; ++round)  // round 0 warms up
+      for (Case& c : cases) {
+        manual_seed(1);
+        const Variable q(randn({1, heads, c.tokens, width}), true), k(randn({1, heads, c.tokens, width}), true),
+            v(randn({1, heads, c.tokens, width}), true);
+        const Tensor grad = randn(q.shape());
+        AttentionArgs args{.scale = 0, .causal = true};
+        if (c.sparse) args.layout = std::make_shared<BlockLayout>(nn::make_layout(*c.sparse, heads, c.tokens));
+        const int64_t before = memory_report().total.current;
+        reset_peak_memory();
+        const double seconds = bench::seconds_of([&] { attention(q, k, v, {}, args).backward(grad); });
+        if (round > 0) c.seconds.push_back(seconds);
+        c.peak = memory_report().total.peak - before;
+      }
+    double dense = 0;
+    for (const Case& c : cases) {
+      const double seconds = bench::median(c.seconds);
+      if (!c.sparse) dense = seconds;
+      const double part = c.sparse ? density(*c.sparse, c.tokens) : 1;
+      fmt::print(
+          "{{\"bench\": \"sparse\", \"case\": \"{}\", \"ms\": {:.2f}, \"least_ms\": {:.2f}, \"of_dense\": {:.4f}, "
+          "\"density\": {:.4f}, \"of_density\": {:.3f}, \"peak_mib\": {:.1f}}}\n",
+          c.name, seconds * 1e3, *std::min_element(c.seconds.begin(), c.seconds.end()) * 1e3, seconds / dense, part,
+          seconds / dense / part, double(c.peak) / 1048576);
     }
-  const auto median = [](std::vector<double> s) { return std::sort(s.begin(), s.end()), s[s.size() / 2]; };
-  double dense = 0;
-  for (const Case& c : cases) {
-    const double seconds = median(c.seconds);
-    if (!c.sparse) dense = seconds;
-    const double part = c.sparse ? density(*c.sparse, c.tokens) : 1;
-    fmt::print(
-        "{{\"bench\": \"sparse\", \"case\": \"{}\", \"ms\": {:.2f}, \"least_ms\": {:.2f}, \"of_dense\": {:.4f}, "
-        "\"density\": {:.4f}, \"of_density\": {:.3f}, \"peak_mib\": {:.1f}}}\n",
-        c.name, seconds * 1e3, *std::min_element(c.seconds.begin(), c.seconds.end()) * 1e3, seconds / dense, part,
-        seconds / dense / part, double(c.peak) / 1048576);
-  }
-  return 0;
+  });
 }

@@ -6,43 +6,29 @@
 //   lockstep run -n 2 -- bench_train gpt-small --steps 6 --pipeline 2 --micro-batches 8
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
-#include <iostream>
+#include <map>
 #include <optional>
 
 #include "autograd/autocast.h"
 #include "base/threads.h"
 #include "bench/models.h"
+#include "bench/program.h"
 #include "data/json.h"
 #include "parallel/ddp.h"
 #include "pipeline/layers.h"
 #include "tensor/memory.h"
 #include "tensor/random.h"
 #include "zero/zero.h"
+#ifdef LOCKSTEP_WITH_ONEDNN
+#include <oneapi/dnnl/dnnl.h>
+#endif
 
 using namespace lockstep;
+using bench::GemmShape, bench::median, bench::processor_seconds, bench::seconds_of;
 
 namespace {
-
-constexpr const char* usage = R"(usage: bench_train MODEL [options]
-  MODEL             gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet
-  --steps N         timed steps (default: as many as fit into --seconds, but 8 at least)
-  --seconds S       default 5
-  --batch N         default: the peer's
-  --threads N       default: as OMP_NUM_THREADS says, else all cores
-  --load FILE       start from weights that the peer's gpt.py --save wrote
-  --precision NAME  f32 (default), bf16 or f16: products in it (autocast)
-  --zero STAGE      with ranks: ZeRO in place of DDP
-  --offload WHERE   with --zero: optimizer state, and stage 3's parameters, in host memory (cpu) or in files (nvme:FOLDER)
-  --pipeline N      on N ranks, a gpt model: N stages in place of DDP
-  --schedule NAME   with --pipeline: gpipe, 1f1b (default), interleaved, zb-h1 or dualpipe-v
-  --micro-batches M with --pipeline: batches of a step (default 4)
-  --gemm            measure oneDNN's sgemm between the steps, and print the share that the step reaches
-)";
 
 struct Options {
   std::string model, load, precision = "f32", offload = "none", schedule = "1f1b";
@@ -52,45 +38,60 @@ struct Options {
   bool gemm = false;
 };
 
-Options parse(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    const auto value = [&]() -> std::string {
-      LOCKSTEP_CHECK(i + 1 < argc, "[bench_train] expected a value after ", arg, ", got nothing");
-      return argv[++i];
-    };
-    if (arg == "--steps") o.steps = std::stoll(value());
-    else if (arg == "--seconds") o.seconds = std::stod(value());
-    else if (arg == "--batch") o.batch = std::stoll(value());
-    else if (arg == "--threads") set_threads(std::stoi(value()));
-    else if (arg == "--load") o.load = value();
-    else if (arg == "--precision") o.precision = value();
-    else if (arg == "--zero") o.zero = std::stoi(value());
-    else if (arg == "--offload") o.offload = value();
-    else if (arg == "--pipeline") o.pipeline = std::stoi(value());
-    else if (arg == "--schedule") o.schedule = value();
-    else if (arg == "--micro-batches") o.micro_batches = std::stoi(value());
-    else if (arg == "--gemm") o.gemm = true;
-    else if (o.model.empty() && !arg.starts_with("-")) o.model = arg;
-    else throw Error("[bench_train] unknown argument " + arg + "\n" + usage);
+void product([[maybe_unused]] const GemmShape& s, [[maybe_unused]] const float* a, [[maybe_unused]] const float* b,
+             [[maybe_unused]] float* c) {
+#ifdef LOCKSTEP_WITH_ONEDNN
+  const auto status = dnnl_sgemm('N', 'N', s.m, s.n, s.k, 1, a, s.k, b, s.n, 0, c, s.n);
+  LOCKSTEP_CHECK(status == dnnl_success, "[ceiling] expected oneDNN's sgemm to succeed, got status ", int(status),
+                 "; use another version of oneDNN");
+#else
+  LOCKSTEP_CHECK(false, "[ceiling] expected a build with oneDNN, got one without; build with -Donednn=enabled");
+#endif
+}
+
+/// The machine's matrix-product ceiling: the speed of oneDNN's sgemm on all threads. It is measured between training
+/// steps, and their speed is compared with it. The shapes take turns, so that slow phases of the machine affect all.
+class GemmCeiling {
+ public:
+  /// Chooses the shapes: square products of sizes 1024, 1536 and 2048, and `shapes`, those of a model.
+  explicit GemmCeiling(const std::vector<GemmShape>& shapes) {
+    for (const int64_t n : {1024, 1536, 2048}) seconds_[{n, n, n}];
+    for (const GemmShape& shape : shapes) seconds_[shape];
+    for (const auto& [s, times] : seconds_) {
+      a_.resize(std::max(a_.size(), size_t(s.m * s.k)), 0.5f);
+      b_.resize(std::max(b_.size(), size_t(s.k * s.n)), 0.25f);
+      c_.resize(std::max(c_.size(), size_t(s.m * s.n)));
+    }
   }
-  LOCKSTEP_CHECK(o.precision == "f32" || o.precision == "bf16" || o.precision == "f16",
-                 "[bench_train] expected --precision f32, bf16 or f16, got ", o.precision);
-  LOCKSTEP_CHECK(!o.model.empty(), "[bench_train] expected a model, got none\n", usage);
-  return o;
-}
+  /// Measures each shape once. Error in a build without oneDNN.
+  void measure() {
+    for (auto& [shape, times] : seconds_) {
+      const int runs = std::max(1, int(4e9 / shape.flops()));  // small products in groups; the first call only warms up
+      const auto run = [&, s = shape] { product(s, a_.data(), b_.data(), c_.data()); };
+      run();
+      times.push_back(seconds_of([&] {
+                        for (int i = 0; i < runs; ++i) run();
+                      }) /
+                      runs);
+    }
+  }
+  /// The highest GFLOP/s of any shape, where of(times) is the time of a shape with these times in all rounds.
+  template <class Of> double highest(const Of& of) const {
+    double ceiling = 0;
+    for (const auto& [shape, times] : seconds_) ceiling = std::max(ceiling, shape.flops() / of(times) / 1e9);
+    return ceiling;
+  }
 
-using Clock = std::chrono::steady_clock;
-double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+ private:
+  std::map<GemmShape, std::vector<double>> seconds_;
+  std::vector<float> a_, b_, c_;
+};
 
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
-double milliseconds(double seconds) { return std::round(seconds * 1e7) / 1e4; }
-double mebibytes(int64_t bytes) { return std::round(double(bytes) / (1 << 20) * 10) / 10; }
+double least(const std::vector<double>& times) { return *std::min_element(times.begin(), times.end()); }
+double since(double start) { return steady_seconds() - start; }
+double rounded(double value, double digits) { return std::round(value * digits) / digits; }
+double milliseconds(double seconds) { return rounded(1e3 * seconds, 1e4); }
+double mebibytes(int64_t bytes) { return rounded(double(bytes) / (1 << 20), 10); }
 
 double rss_now() {
   int64_t total = 0, resident = 0;
@@ -102,13 +103,6 @@ double rss_peak() {
   rusage use{};
   getrusage(RUSAGE_SELF, &use);
   return mebibytes(use.ru_maxrss * 1024);
-}
-
-/// CPU time of this process so far, over all threads.
-double processor_seconds() {
-  rusage use{};
-  getrusage(RUSAGE_SELF, &use);
-  return double(use.ru_utime.tv_sec + use.ru_stime.tv_sec) + 1e-6 * double(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
 }
 
 /// Seconds of every timed step and of its parts.
@@ -154,15 +148,14 @@ void run(const Options& o, dist::ProcessGroup* world) {
   const auto optimizer = job.make_optimizer(stages ? stages->module() : *job.model);
   if (o.zero >= 0) sharded.emplace(*job.model, *optimizer, zero_options(o), world);
   else if (world && !stages) ddp.emplace(*job.model, parallel::DdpOptions{}, world);
-  std::optional<bench::GemmCeiling> ceiling;
+  std::optional<GemmCeiling> ceiling;
   Times times;
   std::vector<double> losses, bubbles;
   double trained_rss = 0, busy = 0;
   const auto autocast = [&] { return Autocast(o.precision == "f16" ? f16 : bf16, o.precision != "f32"); };
   const auto more = [&](int64_t timed) { return o.steps > 0 ? timed < o.steps : timed < 8 || busy < o.seconds; };
   for (int64_t i = 0; more(i - warmup); ++i) {
-    const double used = processor_seconds();
-    const auto t0 = Clock::now();
+    const double used = processor_seconds(), t0 = steady_seconds();
     double loss = 0, forward = 0, backward = 0;
     if (stages) {
       loss = stages->train_batch([&](int64_t m) -> std::optional<pipeline::Sample> {
@@ -208,24 +201,22 @@ void run(const Options& o, dist::ProcessGroup* world) {
   std::vector<double> inference;
   const NoGrad no_grad;
   job.model->eval();
-  for (const auto start = Clock::now();
-       !sharded && !stages && (inference.size() < 3 || since(start) < o.seconds / 5);) {
-    const auto t = Clock::now();
-    const Autocast low = autocast();
-    job.infer();
-    inference.push_back(since(t));
-  }
+  for (const double start = steady_seconds();
+       !sharded && !stages && (inference.size() < 3 || since(start) < o.seconds / 5);)
+    inference.push_back(seconds_of([&] {
+      const Autocast low = autocast();
+      job.infer();
+    }));
 
   if (world && world->rank() != 0) return;
   const int ranks = world ? world->size() : 1;
-  const double step = median(times.step), fastest = *std::min_element(times.step.begin(), times.step.end());
-  data::Json line;
-  line["bench"] = "train";
-  line["peer"] = "lockstep";
-  line["model"] = o.model;
-  line["precision"] = o.precision;
-  line["world"] = ranks;
-  line["threads"] = get_threads();
+  const double step = median(times.step), fastest = least(times.step);
+  data::Json line(data::Json::Object{{"bench", "train"},
+                                     {"peer", "lockstep"},
+                                     {"model", o.model},
+                                     {"precision", o.precision},
+                                     {"world", ranks},
+                                     {"threads", get_threads()}});
   if (sharded) line["stage"] = o.zero, line["offload"] = o.offload;
   line["params"] = job.model->parameter_count();
   line["ms"] = milliseconds(step);
@@ -233,7 +224,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["cpu_ms"] = milliseconds(median(times.processor));
   if (stages) {
     line["stages"] = o.pipeline, line["micro_batches"] = o.micro_batches, line["schedule"] = o.schedule;
-    line["bubble"] = std::round(median(bubbles) * 1e4) / 1e4;
+    line["bubble"] = rounded(median(bubbles), 1e4);
   } else {
     line["fwd_ms"] = milliseconds(median(times.forward));
     line["bwd_ms"] = milliseconds(median(times.backward));
@@ -246,32 +237,43 @@ void run(const Options& o, dist::ProcessGroup* world) {
   line["base_rss_mib"] = base;
   line["ledger_mib"] = mebibytes(memory.total.peak);
   for (int c = 0; c < memory_categories; ++c) line["ledger"][name_of(Memory(c))] = mebibytes(memory.category[c].peak);
-  line["gflops"] = std::round(job.flops * double(micro_batches) / step / 1e8) / 10;
+  line["gflops"] = rounded(job.flops * double(micro_batches) / step / 1e9, 10);
   if (ceiling) {
-    line["ceiling_gflops"] = std::round(ceiling->median() * 10) / 10;
-    line["share"] = std::round(job.flops / step / 1e9 / ceiling->median() * 1000) / 1000;
-    line["best_ceiling_gflops"] = std::round(ceiling->best() * 10) / 10;
-    line["best_share"] = std::round(job.flops / fastest / 1e9 / ceiling->best() * 1000) / 1000;
+    const double usual = ceiling->highest(median), best = ceiling->highest(least);
+    line["ceiling_gflops"] = rounded(usual, 10);
+    line["share"] = rounded(job.flops / step / 1e9 / usual, 1000);
+    line["best_ceiling_gflops"] = rounded(best, 10);
+    line["best_share"] = rounded(job.flops / fastest / 1e9 / best, 1000);
   }
-  for (const double loss : losses) line["loss"].push_back(std::round(loss * 1e5) / 1e5);
+  for (const double loss : losses) line["loss"].push_back(rounded(loss, 1e5));
   std::cout << line.dump() << std::endl;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    const Options options = parse(argc, argv);
-    if (!std::getenv("RANK")) {
-      run(options, nullptr);
-      return 0;
-    }
+  Options o;
+  bench::Program app("Times training steps");
+  app.add_option("model", o.model, "gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet")->required();
+  app.add_option("--steps", o.steps, "timed steps; 0: as many as fit into --seconds, but 8 at least");
+  app.add_option("--seconds", o.seconds);
+  app.add_option("--batch", o.batch, "0: the peer's");
+  app.add_option_function<int>("--threads", set_threads, "default: as OMP_NUM_THREADS says, else all cores");
+  app.add_option("--load", o.load, "start from weights that the peer's gpt.py --save wrote");
+  app.add_option("--precision", o.precision, "f32, bf16 or f16: products in it (autocast)")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  app.add_option("--zero", o.zero, "with ranks: ZeRO of this stage in place of DDP");
+  app.add_option("--offload", o.offload,
+                 "with --zero: optimizer state, and stage 3's parameters, in host memory (cpu) or in files "
+                 "(nvme:FOLDER)");
+  app.add_option("--pipeline", o.pipeline, "on so many ranks, a gpt model: stages in place of DDP");
+  app.add_option("--schedule", o.schedule, "with --pipeline: gpipe, 1f1b, interleaved, zb-h1 or dualpipe-v");
+  app.add_option("--micro-batches", o.micro_batches, "with --pipeline: batches of a step");
+  app.add_flag("--gemm", o.gemm, "measure oneDNN's sgemm between the steps, and print the share that the step reaches");
+  return app.run(argc, argv, [&] {
+    if (!std::getenv("RANK")) return run(o, nullptr);
     dist::ProcessGroup& world = dist::init();
-    dist::guard([&] { run(options, &world); });
+    dist::guard([&] { run(o, &world); });
     dist::shutdown();
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  });
 }

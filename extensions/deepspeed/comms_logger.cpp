@@ -33,9 +33,11 @@ Parsed parse(const std::string& call) {
 }  // namespace
 
 struct CommsLogger::State {
-  CommsLoggerConfig config;
-  int ranks = 1;
-  std::function<void(const std::string&)> log;
+  State(const CommsLoggerConfig& config, int ranks, const std::function<void(const std::string&)>& log)
+      : config(config), ranks(ranks), log(log) {}
+  const CommsLoggerConfig config;
+  const int ranks;
+  const std::function<void(const std::string&)> log;
   std::mutex mutex;  // collectives also end on the group's thread
   /// Seconds of each call by collective and bytes, in the order of the calls.
   std::map<std::pair<std::string, int64_t>, std::vector<double>> seconds;
@@ -49,10 +51,9 @@ struct CommsLogger::State {
     const Parsed p = parse(entry.call);
     if (!wants(p.collective)) return;
     const double time = double(entry.ended_ns - entry.started_ns) * 1e-9;
-    {
-      const std::lock_guard lock(mutex);
-      seconds[{p.collective, p.bytes}].push_back(time);
-    }
+    std::unique_lock lock(mutex);
+    seconds[{p.collective, p.bytes}].push_back(time);
+    lock.unlock();
     if (!config.verbose) return;
     const double algorithm = time > 0 ? double(p.bytes) / time * 1e-9 : 0;
     log(fmt::format("comm op: {} | time (ms): {:.3f} | msg size: {} | algbw (GB/s): {:.3f} | busbw (GB/s): {:.3f}{}",
@@ -67,27 +68,21 @@ double CommsLogger::bus_factor(const std::string& c, int ranks) {
   return c == "all_gather" || c == "reduce_scatter" || c == "all_to_all" ? (n - 1) / n : 1;
 }
 
-CommsLogger::CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& group,
-                         std::function<void(const std::string&)> log)
-    : state_(std::make_shared<State>()), group_(group) {
-  state_->config = config;
-  state_->ranks = group.size();
-  state_->log = std::move(log);
+void CommsLogger::ready() {
   dist::World* const world = dist::current_world();
   LOCKSTEP_CHECK(world, "[comms_logger] expected a group of this process's world, got none; call dist::init() first");
+  state_ = std::make_shared<State>(config_, trained_.group.size(), trained_.say);
   world->job->flight.listen([state = state_](const dist::Flight::Entry& entry) { state->note(entry); });
 }
 
 CommsLogger::~CommsLogger() {
-  if (dist::World* const world = dist::current_world()) world->job->flight.listen({});
+  if (dist::World* const world = state_ ? dist::current_world() : nullptr) world->job->flight.listen({});
 }
 
 std::string CommsLogger::summary(bool show_straggler) {
-  std::map<std::pair<std::string, int64_t>, std::vector<double>> rows;
-  {
-    const std::lock_guard lock(state_->mutex);
-    rows = state_->seconds;
-  }
+  std::unique_lock lock(state_->mutex);
+  const auto rows = state_->seconds;
+  lock.unlock();
   std::vector<double> times;
   uint64_t names = 0;
   for (const auto& [call, seconds] : rows) {
@@ -96,10 +91,11 @@ std::string CommsLogger::summary(bool show_straggler) {
   }
   // If all ranks made the same calls (equal hashes), `least` becomes the shortest time of each call on any rank.
   std::vector<double> least = times;
-  const std::vector<int64_t> all = dist::all_gathered<int64_t>({int64_t(names)}, group_, {.tag = "comms_logger calls"});
+  const std::vector<int64_t> all =
+      dist::all_gathered<int64_t>({int64_t(names)}, trained_.group, {.tag = "comms_logger calls"});
   const bool same = std::all_of(all.begin(), all.end(), [&](int64_t h) { return h == all[0]; });
   if (same && !times.empty())
-    least = dist::all_reduced(times, group_, {.op = dist::ReduceOp::min, .tag = "comms_logger times"});
+    least = dist::all_reduced(times, trained_.group, {.op = dist::ReduceOp::min, .tag = "comms_logger times"});
   std::string text =
       fmt::format("{:<16}{:>14}{:>8}{:>14}{:>14}{:>14}{:>14}{:>14}\n", "comm op", "bytes", "count", "total (ms)",
                   "avg (ms)", "algbw (GB/s)", "busbw (GB/s)", show_straggler ? "waited (ms)" : "");
@@ -114,7 +110,7 @@ std::string CommsLogger::summary(bool show_straggler) {
     const std::string wait = !show_straggler ? "" : same ? fmt::format("{:.3f}", waited * 1e3) : "-";
     text += fmt::format("{:<16}{:>14}{:>8}{:>14.3f}{:>14.3f}{:>14.3f}{:>14.3f}{:>14}\n", call.first, call.second,
                         seconds.size(), total * 1e3, mean * 1e3, algorithm,
-                        algorithm * bus_factor(call.first, group_.size()), wait);
+                        algorithm * bus_factor(call.first, trained_.group.size()), wait);
   }
   return text;
 }

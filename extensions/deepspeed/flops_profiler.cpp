@@ -46,17 +46,15 @@ FlopsProfiler::~FlopsProfiler() {
 }
 
 void FlopsProfiler::start() {
-  if (done_) return;
-  running_ = true;
-  counter_.emplace();
+  if (!done_) counter_.emplace();
 }
 
 void FlopsProfiler::enter(size_t row) {
-  if (running_) open_.push_back({row, counter_->count(), steady_seconds()});
+  if (is_running()) open_.push_back({row, counter_->count(), steady_seconds()});
 }
 
 void FlopsProfiler::leave(size_t row) {
-  if (!running_) return;
+  if (!is_running()) return;
   // No hook sees the end of a forward() without Variables in its result: such a module counts until its parent ends.
   while (!open_.empty()) {
     const Open ended = open_.back();
@@ -68,12 +66,11 @@ void FlopsProfiler::leave(size_t row) {
 }
 
 void FlopsProfiler::stop(double spent) {
-  if (!running_) return;
+  if (!is_running()) return;
   leave(SIZE_MAX);
   rows_[0].macs = counter_->count();
   rows_[0].milliseconds = spent;
   counter_.reset();
-  running_ = false;
   done_ = true;
 }
 

@@ -11,6 +11,7 @@
 
 #include "dist/process_group.h"
 #include "engine/engine.h"
+#include "engine/participant.h"
 #include "nn/module.h"
 #include "tensor/flops.h"
 
@@ -65,12 +66,15 @@ std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
 ///   algbw = bytes of the whole tensor / time
 ///   busbw = algbw x (the least that each of n ranks must send / bytes of the tensor): all_reduce 2(n-1)/n;
 ///           reduce_scatter, all_gather, all_to_all (n-1)/n; others 1
-class CommsLogger {
+class CommsLogger : public Participant {
  public:
-  /// Starts to record the collectives of `group`; `log` prints lines of the verbose mode.
-  CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& group, std::function<void(const std::string&)> log);
-  ~CommsLogger();
-  CommsLogger(const CommsLogger&) = delete;
+  /// Records the collectives of trained.group from ready() on; trained.say prints lines of the verbose mode.
+  CommsLogger(CommsLoggerConfig config, const Trained& trained) : config_(std::move(config)), trained_(trained) {}
+  ~CommsLogger() override;
+  void ready() override;
+  std::string against_graphs(bool ever) const override {
+    return ever && trained_.world.size() > 1 ? "comms_logger measures each collective" : "";
+  }
 
   /// A table of this rank's collectives. show_straggler: adds a column with the wait for other ranks (this rank's time
   /// minus the shortest time of any rank, summed over the calls), or "-" if ranks made different calls. Collective.
@@ -81,8 +85,9 @@ class CommsLogger {
 
  private:
   struct State;
+  const CommsLoggerConfig config_;
+  const Trained trained_;
   std::shared_ptr<State> state_;  // shared with the listener that records calls
-  dist::ProcessGroup& group_;
 };
 
 /// Returns comms_logger's table of collectives; see CommsLogger::summary(). Error without comms_logger.enabled.
@@ -116,7 +121,7 @@ class FlopsProfiler {
     if (is_done() && backward_ < 0) backward_ = milliseconds;
   }
   /// True between start() and stop().
-  bool is_running() const { return running_; }
+  bool is_running() const { return counter_.has_value(); }
   /// True after stop().
   bool is_done() const { return done_; }
   /// The statistics of each module.
@@ -139,7 +144,7 @@ class FlopsProfiler {
   std::vector<std::pair<nn::Module::Calls, int>> hooks_;
   std::vector<Open> open_;
   std::optional<MacCounter> counter_;
-  bool running_ = false, done_ = false;
+  bool done_ = false;
   double backward_ = -1;
 };
 

@@ -58,22 +58,6 @@ class Curves : public Participant {
   std::vector<std::unique_ptr<Monitor>> monitors_;
 };
 
-/// Measures the collectives of the ranks that sum gradients.
-class Logging : public Participant {
- public:
-  Logging(CommsLoggerConfig config, const Trained& trained) : config_(std::move(config)), trained_(trained) {}
-  void ready() override { logger_.emplace(config_, trained_.group, trained_.say); }
-  std::string against_graphs(bool ever) const override {
-    return ever && trained_.world.size() > 1 ? "comms_logger measures each collective" : "";
-  }
-  std::string summary(bool show_straggler) { return logger_->summary(show_straggler); }
-
- private:
-  const CommsLoggerConfig config_;
-  const Trained trained_;
-  std::optional<CommsLogger> logger_;
-};
-
 std::vector<std::string> reasons(const Config& config, const parallel::Plan& plan) {
   if (!config.section<FlopsProfilerConfig>().enabled || plan.pp * plan.tp == 1) return {};
   return {
@@ -81,19 +65,15 @@ std::vector<std::string> reasons(const Config& config, const parallel::Plan& pla
       "pp and tp"};
 }
 
-std::unique_ptr<Participant> start_profiling(const Config& config, const Trained& trained) {
-  const auto& own = config.section<FlopsProfilerConfig>();
-  return own.enabled ? std::make_unique<Profiling>(own, trained) : nullptr;
+/// Section::start of a participant that needs only its own section.
+template <class Values, class Part> std::unique_ptr<Participant> start(const Config& config, const Trained& trained) {
+  const auto& own = config.section<Values>();
+  return own.enabled ? std::make_unique<Part>(own, trained) : nullptr;
 }
 
 std::unique_ptr<Participant> start_curves(const Config& config, const Trained& trained) {
   const bool wanted = config.section<TensorBoardConfig>().enabled || config.section<CsvMonitorConfig>().enabled;
   return wanted ? std::make_unique<Curves>(config, trained) : nullptr;
-}
-
-std::unique_ptr<Participant> start_logging(const Config& config, const Trained& trained) {
-  const auto& own = config.section<CommsLoggerConfig>();
-  return own.enabled ? std::make_unique<Logging>(own, trained) : nullptr;
 }
 
 using Flops = FlopsProfilerConfig;
@@ -151,7 +131,7 @@ std::vector<Key> other_keys() {
 
 std::string comms_summary(const EngineBase& engine, bool show_straggler) {
   for (Participant* one : engine.participants())
-    if (auto* const logging = dynamic_cast<Logging*>(one)) return logging->summary(show_straggler);
+    if (auto* const logging = dynamic_cast<CommsLogger*>(one)) return logging->summary(show_straggler);
   fail(str("[comms_summary] expected comms_logger.enabled in ", engine.config().origin,
            ", got a config without; set it to true"));
 }
@@ -163,7 +143,7 @@ std::vector<Section> deepspeed_sections() {
            .page = page,
            .keys = profiler_keys(),
            .reasons = reasons,
-           .start = start_profiling},
+           .start = start<Flops, Profiling>},
           {.name = "tensorboard",
            .about = "curves for TensorBoard",
            .page = page,
@@ -177,7 +157,7 @@ std::vector<Section> deepspeed_sections() {
            .about = "bytes and time of each collective",
            .page = page,
            .keys = logger_keys(),
-           .start = start_logging},
+           .start = start<Comms, CommsLogger>},
           {.keys = other_keys(), .saved = "optimizer.onebit.", .appendix = [] { return lists_of(config_keys()); }}};
 }
 

@@ -48,8 +48,7 @@ class Adamax : public OptimizerOf<AdamaxOptions> {
 struct AdadeltaOptions {
   double lr = 1, rho = 0.9, eps = 1e-6, weight_decay = 0;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// Scales steps by the ratio of the RMS of past updates to that of past gradients (Zeiler, 2012).
 class Adadelta : public OptimizerOf<AdadeltaOptions> {
@@ -61,8 +60,7 @@ class Adadelta : public OptimizerOf<AdadeltaOptions> {
 struct ASGDOptions {
   double lr = 1e-2, lambd = 1e-4, alpha = 0.75, t0 = 1e6, weight_decay = 0;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// SGD with a decaying rate. From step t0 on the average of the parameters is kept in the state, as "ax" (Polyak and
 /// Juditsky, 1992).
@@ -74,8 +72,7 @@ class ASGD : public OptimizerOf<ASGDOptions> {
 struct RpropOptions {
   double lr = 1e-2, eta_minus = 0.5, eta_plus = 1.2, step_min = 1e-6, step_max = 50;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// Uses only the sign of the gradient; for full-batch training (Riedmiller and Braun, 1993).
 class Rprop : public OptimizerOf<RpropOptions> {
@@ -88,8 +85,7 @@ class Rprop : public OptimizerOf<RpropOptions> {
 struct SophiaOptions {
   double lr = 1e-4, beta1 = 0.965, beta2 = 0.99, rho = 0.04, weight_decay = 0.1, batch = 5120, hessian_interval = 10;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// Sophia-G: momentum divided by the diagonal of the Hessian, clipped elementwise to [-1, 1].
 class Sophia : public OptimizerOf<SophiaOptions> {
@@ -105,8 +101,7 @@ struct AdamWScheduleFreeOptions {
   double lr = 2.5e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, warmup_steps = 0, r = 0,
          weight_lr_power = 2;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// AdamW at a constant rate, with a weighted average of its iterates. The average ("ema" in the state) is the model to
 /// evaluate and to keep.

@@ -9,8 +9,7 @@ namespace lockstep::optim {
 struct AdagradOptions {
   double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator = 0, eps = 1e-10;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// Divides the gradient by the root of the sum of all squared gradients (Duchi et al., 2011).
 class Adagrad : public OptimizerOf<AdagradOptions> {
@@ -22,8 +21,7 @@ class Adagrad : public OptimizerOf<AdagradOptions> {
 struct RMSpropOptions {
   double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
   bool centered = false, maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// Divides the gradient by the root of an average of squared gradients (Tieleman and Hinton, 2012).
 class RMSprop : public OptimizerOf<RMSpropOptions> {

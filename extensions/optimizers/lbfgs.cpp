@@ -153,12 +153,10 @@ double LBFGS::step(const std::function<Variable()>& loss) {
     if (o.line_search) {
       now = line_search(evaluate_at, direction_, now, at_);
       at_ = now.at;
-      set_values(add_(mul_scalar(direction_, at_), start));
     } else if (i != max_iterations) {
       now = evaluate_at(at_);
-    } else {
-      set_values(add_(mul_scalar(direction_, at_), start));
     }
+    if (o.line_search || i == max_iterations) set_values(add_(mul_scalar(direction_, at_), start));
     if (evaluations_ - before >= max_evaluations || largest(now.grad) <= o.tolerance_grad ||
         largest(direction_) * at_ <= o.tolerance_change || std::abs(now.loss - last) < o.tolerance_change)
       break;

@@ -16,8 +16,7 @@ struct LBFGSOptions {
   double tolerance_grad = 1e-7, tolerance_change = 1e-9, history_size = 100;
   /// True: search for a step that meets the strong Wolfe conditions ("strong_wolfe"); false: steps of length lr.
   bool line_search = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 
 /// Limited-memory BFGS (Nocedal, 1980).

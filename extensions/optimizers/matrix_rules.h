@@ -9,10 +9,8 @@ namespace lockstep::optim {
 struct LAMBOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
   bool bias_correction = true, maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
-  /// Error unless min_trust <= max_trust.
-  void check(const char* op) const;
+  std::vector<OptionRange> table();  ///< names and ranges of the options
+  void check(const char* op) const;  ///< Error unless min_trust <= max_trust
 };
 /// AdamW's direction, scaled for each parameter by the trust ratio |parameter| / |direction|.
 class LAMB : public OptimizerOf<LAMBOptions> {
@@ -28,8 +26,7 @@ double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, 
 struct MuonOptions {
   double lr = 1e-3, momentum = 0.95, weight_decay = 0.1, newton_schulz_steps = 5;
   bool nesterov = true, maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
+  std::vector<OptionRange> table();  ///< names and ranges of the options
 };
 /// Steps by the momentum, orthogonalised by a Newton-Schulz iteration. Error for parameters that are not matrices: give
 /// those to AdamW.
@@ -44,10 +41,8 @@ class Muon : public OptimizerOf<MuonOptions> {
 struct AdafactorOptions {
   double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
   bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
-  /// Error unless beta2_decay <= 0 and d >= 1.
-  void check(const char* op) const;
+  std::vector<OptionRange> table();  ///< names and ranges of the options
+  void check(const char* op) const;  ///< Error unless beta2_decay <= 0 and d >= 1
 };
 /// PyTorch's Adafactor (Shazeer and Stern, 2018): the second moments of an R x C matrix are approximated by the product
 /// of row and column averages, R + C numbers.

@@ -14,7 +14,9 @@ template <class O> class FormulaLR : public Schedule {
   FormulaLR(Optimizer& optimizer, O options);  ///< Error for options out of range
 
  private:
+  void check();  ///< checks the options, and sets momentum_ if momentum follows the schedule
   double value(int group, int64_t t) const override;
+  double momentum(int group, int64_t t) const override;
   O o_;
 };
 
@@ -110,28 +112,19 @@ class OneCycleLR : public Schedule {
   std::vector<Phase> phases_;
 };
 
-/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr. Momentum falls while the rate rises. mode:
-/// "triangular" has constant height, "triangular2" halves the height each cycle, "exp_range" multiplies the height by
-/// gamma ^ t.
-class CyclicLR : public Schedule {
- public:
-  struct Options {
-    PerGroup base_lr, max_lr;
-    int64_t step_size_up = 2000;
-    std::optional<int64_t> step_size_down;  ///< default: step_size_up
-    std::string mode = "triangular";
-    double gamma = 1;
-    bool cycle_momentum = true;
-    PerGroup base_momentum = 0.8, max_momentum = 0.9;
-  };
-  CyclicLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  double momentum(int group, int64_t t) const override;
-  double height(int64_t t) const;  ///< 0 at base_lr, 1 at max_lr
-  Options o_;
+/// Options of CyclicLR. mode: "triangular" has constant height, "triangular2" halves the height each cycle, "exp_range"
+/// multiplies the height by gamma ^ t.
+struct CyclicLROptions {
+  PerGroup base_lr, max_lr;
+  int64_t step_size_up = 2000;
+  std::optional<int64_t> step_size_down;  ///< default: step_size_up
+  std::string mode = "triangular";
+  double gamma = 1;
+  bool cycle_momentum = true;
+  PerGroup base_momentum = 0.8, max_momentum = 0.9;
 };
+/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr. Momentum falls while the rate rises.
+using CyclicLR = FormulaLR<CyclicLROptions>;
 
 /// Multiplies the rate by `factor` when the metric has not improved for `patience` steps. Under DistributedDataParallel
 /// or ZeRO all ranks must call step(metric); the mean over ranks is used.
@@ -162,65 +155,43 @@ class ReduceLROnPlateau : public Schedule {
   int64_t bad_ = 0, cooling_ = 0;
 };
 
+/// Options of SWALR.
+struct SWALROptions {
+  PerGroup swa_lr;
+  int64_t anneal_epochs = 10;
+  std::string anneal_strategy = "cos";  ///< or "linear"
+};
 /// PyTorch's SWALR: moves the rate from its value at construction to swa_lr within anneal_epochs steps, and then keeps
 /// swa_lr.
-class SWALR : public Schedule {
- public:
-  struct Options {
-    PerGroup swa_lr;
-    int64_t anneal_epochs = 10;
-    std::string anneal_strategy = "cos";  ///< or "linear"
-  };
-  SWALR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
-};
+using SWALR = FormulaLR<SWALROptions>;
 
 // --- DeepSpeed ---
 
-/// Rate at step t: min_lr (1 + step_rate t / step_size). Used to find a good rate (Smith, 2017).
-class LRRangeTest : public Schedule {
- public:
-  struct Options {
-    PerGroup lr_range_test_min_lr = 1e-3;
-    int64_t lr_range_test_step_size = 2000;
-    double lr_range_test_step_rate = 1;
-    bool lr_range_test_staircase = false;
-  };
-  LRRangeTest(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of LRRangeTest.
+struct LRRangeTestOptions {
+  PerGroup lr_range_test_min_lr = 1e-3;
+  int64_t lr_range_test_step_size = 2000;
+  double lr_range_test_step_rate = 1;
+  bool lr_range_test_staircase = false;
 };
+/// Rate at step t: min_lr (1 + step_rate t / step_size). Used to find a good rate (Smith, 2017).
+using LRRangeTest = FormulaLR<LRRangeTestOptions>;
 
+/// Options of OneCycle.
+struct OneCycleOptions {
+  PerGroup cycle_min_lr, cycle_max_lr;
+  double decay_lr_rate = 0;
+  int64_t cycle_first_step_size = 2000;
+  std::optional<int64_t> cycle_second_step_size;  ///< default: cycle_first_step_size
+  int64_t decay_step_size = 0;
+  bool cycle_momentum = true;
+  double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
+};
 /// DeepSpeed's OneCycle: a triangle between cycle_min_lr and cycle_max_lr, then decay. Momentum falls while the
 /// rate rises.
-class OneCycle : public Schedule {
- public:
-  struct Options {
-    PerGroup cycle_min_lr, cycle_max_lr;
-    double decay_lr_rate = 0;
-    int64_t cycle_first_step_size = 2000;
-    std::optional<int64_t> cycle_second_step_size;
-    int64_t decay_step_size = 0;
-    bool cycle_momentum = true;
-    double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
-  };
-  OneCycle(Optimizer& optimizer, Options options);
+using OneCycle = FormulaLR<OneCycleOptions>;
 
- private:
-  double value(int group, int64_t t) const override;
-  double momentum(int group, int64_t t) const override;
-  double triangle(int64_t t) const;
-  double decay(int64_t t, double rate) const;
-  Options o_;
-  int64_t first_, total_;
-};
-
-// --- schedules composed of schedules, as in PyTorch (schedule_list.cpp) ---
+// --- schedules composed of schedules, as in PyTorch ---
 //   SequentialLR schedule(opt, {scheduled<LinearLR>({.start_factor = 0.1, .total_iters = 100}),
 //                               scheduled<CosineAnnealingLR>({.T_max = 900})}, {100});
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/at_end.h"
 #include "nn/norm.h"
 #include "tensor/ops.h"
 
@@ -96,11 +97,6 @@ namespace nn {
 void update_bn(Module& model, const std::function<void()>& pass) {
   std::vector<std::pair<Module*, bool>> modes;
   std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
-  const auto restore = [&] {
-    // train() also sets the modules below `module`. These come later in `modes`, and are then set to their own mode.
-    for (const auto& [module, training] : modes) module->train(training);
-    for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
-  };
   // In a scope of optim::WeightAverage, the current statistics are saved with the buffers that its end restores.
   std::shared_ptr<OtherValues> saved_values;
   for (const Variable& p : model.parameters())
@@ -120,15 +116,14 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     norm->num_batches_tracked.zero_();
   }
   if (momenta.empty()) return;
+  const AtEnd restores([&] {
+    // train() also sets the modules below `module`. These come later in `modes`, and are then set to their own mode.
+    for (const auto& [module, training] : modes) module->train(training);
+    for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
+  });
   model.train();
-  try {
-    const NoGrad no_grad;
-    pass();
-  } catch (...) {
-    restore();
-    throw;
-  }
-  restore();
+  const NoGrad no_grad;
+  pass();
 }
 
 }  // namespace nn

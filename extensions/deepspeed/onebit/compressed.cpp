@@ -26,10 +26,11 @@ float read_scale(const uint8_t* message, int64_t chunk, size_t i) {
 
 CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::ProcessGroup& group, const Options& options)
     : sizes_(std::move(sizes)), group_(group), options_(options) {
+  std::vector<int64_t> offsets;  // start of each tensor in padded memory
   int64_t end = 0;
   for (const int64_t size : sizes_) {
     LOCKSTEP_CHECK(size >= 0, "[onebit] expected sizes of tensors, got ", size, "; give numbers of elements");
-    offsets_.push_back(end);
+    offsets.push_back(end);
     end += round_up(size, 8);
   }
   const int64_t n = group.size();
@@ -39,15 +40,11 @@ CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::Proce
     Chunk& chunk = chunks_.emplace_back();
     const int64_t begin = rank * chunk_;
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      const int64_t first = std::max(begin, offsets_[i]), last = std::min(begin + chunk_, offsets_[i] + sizes_[i]);
+      const int64_t first = std::max(begin, offsets[i]), last = std::min(begin + chunk_, offsets[i] + sizes_[i]);
       if (first >= last) continue;
       if (options_.scale_per_tensor || chunk.counts.empty()) chunk.counts.push_back(0);
       chunk.counts.back() += last - first;
-      chunk.pieces.push_back({.tensor = i,
-                              .from = first - offsets_[i],
-                              .at = first - begin,
-                              .count = last - first,
-                              .scale = chunk.counts.size() - 1});
+      chunk.pieces.push_back({i, first - offsets[i], first - begin, last - first, chunk.counts.size() - 1});
     }
     max_counts = std::max(max_counts, chunk.counts.size());
   }

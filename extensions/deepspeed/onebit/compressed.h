@@ -74,7 +74,7 @@ class CompressedAllReduce {
   void compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const;
   void check(const std::vector<Tensor>& tensors) const;
 
-  std::vector<int64_t> sizes_, offsets_;  // elements of each tensor, and its start in padded memory
+  std::vector<int64_t> sizes_;  // elements of each tensor
   dist::ProcessGroup& group_;
   Options options_;
   int64_t chunk_ = 0, message_bytes_ = 0;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "tensor/cpu/lanes.h"
@@ -15,7 +16,6 @@ namespace {
 using namespace on_cpu;
 
 constexpr int64_t block = 4096;       // elements per partial sum, accumulated in f32 lanes
-constexpr int64_t grain = 1 << 14;    // smallest number of elements per thread
 constexpr int w = lane_count<float>;  // lanes of a vector: 16, two bytes of signs
 
 /// Returns the vector 1, 2, 4, ...: in lane l, bit l is set.
@@ -57,7 +57,7 @@ uint32_t read_bits(const uint8_t* bits, int64_t n) {
 /// Calls fn(i, count) for every vector of elements i .. i + count - 1 of [0, n). Only the last vector may be short.
 template <class Fn> void for_vectors(int64_t n, Fn&& fn) {
   constexpr Full<float> full;
-  parallel_for((n + w - 1) / w, grain / w, [&](int64_t first, int64_t last) {
+  parallel_for(ceil_div(n, w), grain / w, [&](int64_t first, int64_t last) {
     const int64_t full_vectors = std::min(last, n / w);
     for (int64_t v = first; v < full_vectors; ++v) fn(v * w, full);
     if (full_vectors < last) fn(full_vectors * w, int(n - full_vectors * w));
@@ -67,7 +67,7 @@ template <class Fn> void for_vectors(int64_t n, Fn&& fn) {
 }  // namespace
 
 double add_error(const float* x, float* error, int64_t n, Scale scale) {
-  const int64_t blocks = (n + block - 1) / block;
+  const int64_t blocks = ceil_div(n, block);
   std::vector<double> sums(static_cast<size_t>(blocks));
   parallel_for(blocks, grain / block, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
@@ -85,9 +85,7 @@ double add_error(const float* x, float* error, int64_t n, Scale scale) {
       for (int l = 0; l < w; ++l) sums[size_t(b)] += double(all[l]);
     }
   });
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 float scale_of(double sum, int64_t n, Scale scale) {
