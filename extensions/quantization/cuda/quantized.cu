@@ -86,15 +86,7 @@ template <bool four> __device__ inline float number_of(uint32_t word, int i, boo
 
 /// Adds the bias and applies the activation.
 template <class T> __device__ inline float finished(float y, const T* bias, int64_t o, Activation activation) {
-  if (bias) y += float(bias[o]);
-  switch (activation) {
-    case Activation::none: return y;
-    case Activation::relu: return relu_of(y);
-    case Activation::gelu_tanh: return gelu_tanh_of(y);
-    case Activation::gelu_erf: return gelu_erf_of(y);
-    case Activation::silu: return silu_of(y);
-  }
-  return y;
+  return activate(bias ? y + float(bias[o]) : y, activation);
 }
 
 /// Writes `outs` outputs of each of `max_rows` rows: lane i writes output o0 + i / max_rows of row r0 + i % max_rows.
