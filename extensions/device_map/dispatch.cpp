@@ -209,8 +209,8 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
   };
   const bool is_list = module.kind() == "ModuleList",
              is_chain = is_list || module.kind() == "Sequential";  // a list is never called itself
-  const bool together = !is_list && std::all_of(below.begin(), below.end(),
-                                                [&](size_t i) { return plan.places[i] == plan.places[below[0]]; });
+  const bool together =
+      !is_list && std::ranges::all_of(below, [&](size_t i) { return plan.places[i] == plan.places[below[0]]; });
   if (together && plan.places[below[0]].is_device()) return run(plan.places[below[0]].device());
   if (own && !plan.parts[*own].own) return run(plan.main, own);
   const Device here = own ? runs_at(*own) : around;
@@ -226,7 +226,7 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
 }
 
 Dispatched::Impl::~Impl() {
-  const bool is_gone = std::none_of(running.begin(), running.end(), [](const auto& calls) { return calls.exist(); });
+  const bool is_gone = std::ranges::none_of(running, &nn::Module::Calls::exist);
   for (const nn::Module::Calls& calls : running) calls.run_here();
   if (is_gone) return;  // the model no longer exists
   for (const auto& [name, field] : fields) {
