@@ -16,7 +16,6 @@
 #include "base/suggest.h"
 #include "extensions/quantization/activations.h"
 #include "extensions/quantization/cpu/quantized_kernels.h"
-#include "extensions/quantization/kernels.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/storage.h"
 
@@ -243,11 +242,8 @@ void read_quantized(const Tensor& codes, const Tensor& scales, QuantFormat forma
         T* const line = out.data<T>() + o * w.in;
         for (int64_t j = 0; j < w.in; ++j) {
           const int64_t g = j / quant_group, i = j % quant_group;
-          const int64_t at = w.format == QuantFormat::row8 ? o : o * matrix.groups + g;
-          const float scale = matrix.wide ? w.scales.data<float>()[at] : float(w.scales.data<Half>()[at]);
-          const int code =
-              w.format == QuantFormat::group4 ? ((row[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8 : int(int8_t(row[j]));
-          line[j] = T(float(code) * scale);
+          const int code = matrix.four ? ((row[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8 : int(int8_t(row[j]));
+          line[j] = T(float(code) * matrix.scale(o, j));
         }
       }
     });

@@ -85,7 +85,7 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
                                int64_t ld) {
   __m512i sum[rows][cols], shift[cols];
   const __m512i top = _mm512_set1_epi8(char(0x80));
-  const uint8_t* const next = w.after(o + cols);
+  const uint8_t* const next = codes_after(w, o + cols);
 #pragma GCC unroll 8
   for (int c = 0; c < cols; ++c) {
     shift[c] = _mm512_setzero_si512();
@@ -184,7 +184,7 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 4
     for (int c = 0; c < cols; ++c) sum[r][c] = _mm256_setzero_si256();
-  const uint8_t* const next = w.after(o + cols);
+  const uint8_t* const next = codes_after(w, o + cols);
   for (int64_t k = 0; k < w.in; k += 16) {
     __builtin_prefetch(next + k * cols);
     __m256i line[cols];
