@@ -77,7 +77,7 @@ Tensor matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, DT
   Tensor out = empty({m, n}, {.dtype = dtype, .device = device});
   MacCounter::add(m * n * k);
   if (m > 0 && n > 0 && k > 0 &&
-      kernels::matmul_fp8.as("matmul", device, a.codes, a.scale_inv, b.codes, b.scale_inv, {a.format, b.format},
+      kernels::matmul_fp8.as("matmul", device, a.codes, a.format, a.scale_inv, b.codes, b.format, b.scale_inv,
                              bias.defined() ? bias.contiguous() : bias, out))
     return out;
   const Tensor wide = dtype == f32 ? out : empty({m, n}, {.device = device});

@@ -117,22 +117,11 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   return meant;
 }
 
-/// A parameter of the base model that an adapter file replaces, its module, and the file's tensors with the new values.
+/// A parameter of the base model that an adapter file replaces, and the file's tensors with the new values.
 struct TheirParameter {
-  std::string module;
   Variable parameter;
   std::vector<PretrainedPiece> pieces;
 };
-
-std::string theirs_of(const LoraPart& part, const Lora::Adapter& adapter, const GPT& model) {
-  const int64_t all = adapter.linear->weight.size(0);
-  for (const PretrainedPiece& piece : pretrained_pieces(model.o, adapter.name + weight_end))
-    if (piece.row == part.row && (piece.rows < 0 ? all : piece.rows) == part.rows)
-      return without(piece.name, weight_end);
-  fail(
-      str("[save_adapter] ", part.target, " has no name in Transformers' ",
-          is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj"));
-}
 
 /// Returns target_modules of an adapter: the last part of each name in `names`, such as "q_proj", or the full name if
 /// the last part would also select a Linear that is not in `names`.
@@ -208,8 +197,8 @@ Lora load_adapter(GPT& model, const std::string& folder) {
       if (piece.transposed) std::swap(shape[0], shape[1]);
       take(piece.name, shape);
     }
-    full.push_back({p.name.substr(0, p.name.rfind('.')), p.variable, pieces});
-    options.modules_to_save.push_back(full.back().module);
+    full.push_back({p.variable, pieces});
+    options.modules_to_save.push_back(p.name.substr(0, p.name.rfind('.')));
   }
   for (const std::string& wanted : saved)
     LOCKSTEP_CHECK(std::ranges::any_of(full, [&](const auto& p) { return layer_of(p.pieces).ends_with(wanted); }), path,
@@ -249,9 +238,16 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::set<std::string> targets, saved;
   const LoraOptions& o = lora.options();
+  const auto linears = linears_of(model);
   for (const Lora::Adapter& one : lora.adapters()) {
     for (size_t i = 0; i < one.low_rank->parts.size(); ++i) {
-      const std::string name = theirs_of(one.low_rank->parts[i], one, model);
+      const std::string& target = one.low_rank->parts[i].target;
+      const auto found =
+          std::ranges::find_if(linears, [&](const auto& their) { return their.second.target == target; });
+      LOCKSTEP_CHECK(
+          found != linears.end(), "[save_adapter] ", target, " has no name in Transformers' ",
+          is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj");
+      const std::string& name = found->first;
       targets.insert(name);
       tensors.emplace_back(all_names + name + a_end,
                            one.low_rank->a.weight.tensor().to(cpu).narrow(0, int64_t(i) * o.r, o.r).contiguous());
@@ -281,7 +277,7 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   config["bias"] = "none";
   config["fan_in_fan_out"] = is_gpt2(model.o);
   config["inference_mode"] = true;
-  config["target_modules"] = shortest(targets, linears_of(model));
+  config["target_modules"] = shortest(targets, linears);
   config["modules_to_save"] = saved.empty() ? Json() : Json(Json::Array(saved.begin(), saved.end()));
   std::filesystem::create_directories(folder);
   data::save_safetensors(folder + tensors_file, tensors, {{"format", "pt"}});

@@ -81,7 +81,8 @@ void read_fp8(const Tensor& codes, Fp8Format format, Tensor& out) {
   });
 }
 
-bool matmul_fp8(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Fp8Formats, const Tensor&, Tensor&) {
+bool matmul_fp8(const Tensor&, Fp8Format, const Tensor&, const Tensor&, Fp8Format, const Tensor&, const Tensor&,
+                Tensor&) {
   return false;
 }
 
