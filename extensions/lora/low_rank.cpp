@@ -29,6 +29,7 @@ struct LoraPlace {
   Cut cut;
   std::vector<LoraPart> parts;  ///< the q_proj, k_proj and v_proj of an in_proj; else empty
   bool rotary = false;
+  std::vector<LoraPart> chosen = {};  ///< the parts that get adapters
 };
 
 void find_places(Module& module, const std::string& prefix, std::vector<LoraPlace>& places,
@@ -40,11 +41,8 @@ void find_places(Module& module, const std::string& prefix, std::vector<LoraPlac
     if (!entry.module) continue;
     const std::string name = joined(prefix, entry.name);
     auto* const linear = dynamic_cast<Linear*>(entry.module);
-    if (!linear) {
-      find_places(*entry.module, name, places, visited);
-      continue;
-    }
-    if (!visited.insert(linear).second) continue;
+    if (!linear) find_places(*entry.module, name, places, visited);
+    if (!linear || !visited.insert(linear).second) continue;
     LoraPlace place{name, linear, entry.cut, {}};
     if (attention && linear == &attention->in_proj) {
       const auto& o = attention->o;
@@ -146,26 +144,23 @@ Lora add_lora(Module& model, const LoraOptions& o) {
   std::set<const Module*> visited;
   find_places(model, "", places, visited);
   std::set<std::string> used;
-  std::vector<std::vector<LoraPart>> parts;
-  bool any = false;
-  for (const LoraPlace& place : places) {
-    parts.push_back(meant_parts(place, o, used));
-    any |= !parts.back().empty();
-    LOCKSTEP_CHECK(parts.back().empty() || !place.linear->attached.addition, "[add_lora] ", place.name,
-                   " has an adapter already; merge() that one first");
-    LOCKSTEP_CHECK(parts.back().empty() || !place.linear->attached.place, "[add_lora] ", place.name,
-                   " is sharded already; add adapters before tensor parallelism");
-  }
-  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   std::vector<std::string> known;
-  for (const LoraPlace& place : places) {
+  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  for (LoraPlace& place : places) {
     known.push_back(last_of(place.name));
     for (const LoraPart& part : place.parts) known.push_back(last_of(part.target));
+    place.chosen = meant_parts(place, o, used);
+    LOCKSTEP_CHECK(place.chosen.empty() || !place.linear->attached.addition, "[add_lora] ", place.name,
+                   " has an adapter already; merge() that one first");
+    LOCKSTEP_CHECK(place.chosen.empty() || !place.linear->attached.place, "[add_lora] ", place.name,
+                   " is sharded already; add adapters before tensor parallelism");
   }
   for (const std::string& target : o.targets)
     LOCKSTEP_CHECK(used.count(target), "[add_lora] expected targets that are Linears of this ", model.kind(), ", got '",
                    target, "'", suggestion(target, known));
-  LOCKSTEP_CHECK(any, "[add_lora] expected targets for a model without attention; name some of its Linears");
+  std::erase_if(places, [](const LoraPlace& place) { return place.chosen.empty(); });
+  LOCKSTEP_CHECK(!places.empty(),
+                 "[add_lora] expected targets for a model without attention; name some of its Linears");
   std::vector<Module*> saved;
   for (const std::string& wanted : o.modules_to_save) {
     const size_t before = saved.size();
@@ -176,14 +171,13 @@ Lora add_lora(Module& model, const LoraOptions& o) {
   }
   Lora lora;
   lora.options_ = o;
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (parts[i].empty()) continue;
-    const Variable& weight = places[i].linear->weight;
-    auto low_rank = std::make_shared<LowRank>(o, weight.size(1), weight.size(0), std::move(parts[i]), places[i].cut);
+  for (LoraPlace& place : places) {
+    const Variable& weight = place.linear->weight;
+    auto low_rank = std::make_shared<LowRank>(o, weight.size(1), weight.size(0), std::move(place.chosen), place.cut);
     if (weight.dtype() != f32) low_rank->to(weight.dtype());
     if (weight.device() != cpu) low_rank->to(weight.device());
-    low_rank->train(places[i].linear->is_training());
-    lora.adapters_.push_back({places[i].name, places[i].linear, std::move(low_rank)});
+    low_rank->train(place.linear->is_training());
+    lora.adapters_.push_back({place.name, place.linear, std::move(low_rank)});
   }
   model.requires_grad_(false);
   for (const Lora::Adapter& adapter : lora.adapters_) attach(adapter);
