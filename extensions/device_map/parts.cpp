@@ -17,22 +17,21 @@ class Finder {
   void visit(nn::Module& module, const std::string& name) {
     const std::vector<std::string>& no_split = options_.no_split_module_classes;
     const auto children = module.children();
-    if (children.empty() || std::find(no_split.begin(), no_split.end(), module.kind()) != no_split.end()) {
-      PlacementUnit part{.name = name, .module = &module, .own = false};
+    if (children.empty() || std::ranges::find(no_split, module.kind()) != no_split.end()) {
+      PlacementUnit part{.name = name, .own = false};
       for (const NamedField& field : nn::named_fields(module)) take(part, field, name);
       add(std::move(part));
       return;
     }
     // A part for the tensors that the module's forward() reads itself: the module's own, and all tensors of every child
     // that holds one of the variables that reads() returns.
-    PlacementUnit own{.name = name, .module = &module, .own = true};
+    PlacementUnit own{.name = name, .own = true};
     std::set<const void*> read;
     for (const Variable& v : module.reads()) read.insert(v.impl().get());
     std::set<const nn::Module*> taken;
     for (const auto& [child_name, child] : children) {
       const auto held = nn::named_fields(*child);
-      if (std::none_of(held.begin(), held.end(), [&](const NamedField& f) { return read.count(f.key()) > 0; }))
-        continue;
+      if (std::ranges::none_of(held, [&](const NamedField& f) { return read.count(f.key()) > 0; })) continue;
       taken.insert(child);
       for (const NamedField& field : held) take(own, field, joined(name, child_name));
     }
@@ -60,20 +59,19 @@ class Finder {
   }
   void add(PlacementUnit part) {
     if (part.tensors.empty()) return;
-    part.group = groups_.size();
-    groups_.push_back(part.group);
-    for (const size_t other : tied_) groups_[root(part.group)] = root(other);
-    tied_.clear();
+    part.group = parts_.size();
     parts_.push_back(std::move(part));
+    for (const size_t other : tied_) parts_[root(parts_.size() - 1)].group = root(other);
+    tied_.clear();
   }
-  size_t root(size_t group) const {
-    while (groups_[group] != group) group = groups_[group];
-    return group;
+  size_t root(size_t part) const {
+    while (parts_[part].group != part) part = parts_[part].group;
+    return part;
   }
 
   const DeviceMapOptions& options_;
   std::vector<PlacementUnit> parts_;
-  std::vector<size_t> groups_, tied_;
+  std::vector<size_t> tied_;  // earlier parts that own tensors of the part in work
   std::map<const void*, size_t> owners_;
 };
 

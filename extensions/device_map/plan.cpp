@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <set>
@@ -45,7 +46,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const DeviceMapOptions& options
     return all;
   }
   for (const auto& [name, bytes] : options.max_memory) all.push_back({name, bytes.count});
-  std::sort(all.begin(), all.end(), [](const Shelf& a, const Shelf& b) { return a.place < b.place; });
+  std::ranges::sort(all, std::less(), &Shelf::place);
   LOCKSTEP_CHECK(all[0].place.is_device(),
                  "[device_map] expected at least one device in max_memory (\"cpu:0\", \"cuda:0\"), got ",
                  all[0].place.name, " only; parts need a device to run on");
@@ -60,7 +61,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const DeviceMapOptions& options
 struct Filler {
   explicit Filler(const std::vector<PlacementUnit>& parts) : parts(parts) {
     for (const PlacementUnit& p : parts) {
-      if (std::find(order.begin(), order.end(), p.group) == order.end()) order.push_back(p.group);
+      if (std::ranges::find(order, p.group) == order.end()) order.push_back(p.group);
       bytes[p.group] += p.bytes;
       total += p.bytes;
     }
@@ -130,15 +131,11 @@ Placement finish(std::vector<PlacementUnit> parts, std::vector<Location> places,
 Location::Location(std::string wanted) : name(std::move(wanted)) {
   if (!is_device()) return;
   try {
-    name = str(parse_device(name));
-    if (name == "cpu") name = "cpu:0";  // "cpu" alone means host memory
+    *this = parse_device(name);
   } catch (const Error&) {
     fail(str("[device_map] expected a device (cpu:0, cuda:0), cpu (host memory) or disk, got '", name, "'",
              suggestion(name, {"cpu", "disk", "cpu:0", "cuda:0"})));
   }
-}
-Location::Location(Device device) : name(str(device)) {
-  if (name == "cpu") name = "cpu:0";
 }
 Device Location::device() const {
   LOCKSTEP_CHECK(is_device(), "[device_map] expected a device, got ", name, "; name one such as cpu:0 or cuda:0");
@@ -162,7 +159,7 @@ Bytes::Bytes(const std::string& text) {
 
 Placement infer(nn::Module& model, const std::string& mode, const DeviceMapOptions& options) {
   const std::vector<std::string> modes = {"auto", "balanced", "balanced_low_0", "sequential"};
-  LOCKSTEP_CHECK(std::find(modes.begin(), modes.end(), mode) != modes.end(),
+  LOCKSTEP_CHECK(std::ranges::find(modes, mode) != modes.end(),
                  "[device_map] expected auto, balanced, balanced_low_0 or sequential, got '", mode, "'",
                  suggestion(mode, modes));
   std::vector<PlacementUnit> parts = find_parts(model, options);
@@ -194,8 +191,7 @@ Placement infer(nn::Module& model, const std::string& mode, const DeviceMapOptio
     if (!at) {
       int64_t sum = 0;
       for (const int64_t limit : left) sum = limit > unlimited - sum ? unlimited : sum + limit;
-      const auto stuck =
-          std::find_if(parts.begin(), parts.end(), [&](const PlacementUnit& p) { return p.group == fill.stuck; });
+      const auto stuck = std::ranges::find(parts, fill.stuck, &PlacementUnit::group);
       fail(str("[device_map] limits are too small: the weights are ", fill.total, " bytes, ", shelves.size(),
                " places hold ", sum, room > 0 ? str(" (", room, " of ", shelves[0].place.name, " are kept free)") : "",
                sum < fill.total ? str(", ", fill.total - sum, " too few") : "", "; ",
@@ -215,8 +211,8 @@ Placement infer(nn::Module& model, const DeviceMap& map, const DeviceMapOptions&
     if (!name.empty()) known.push_back(name);
   for (const NamedField& field : nn::named_fields(model)) known.push_back(field.name);
   for (const auto& [name, place] : map) {
-    LOCKSTEP_CHECK(name.empty() || std::find(known.begin(), known.end(), name) != known.end(), "[device_map] ",
-                   model.kind(), " has no module or parameter '", name, "'", suggestion(name, known),
+    LOCKSTEP_CHECK(name.empty() || std::ranges::find(known, name) != known.end(), "[device_map] ", model.kind(),
+                   " has no module or parameter '", name, "'", suggestion(name, known),
                    "; name one that named_modules() or named_fields() returns");
     if (place.is_device()) check_device("device_map", place.device());
   }

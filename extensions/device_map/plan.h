@@ -25,7 +25,7 @@ namespace lockstep::device_map {
 struct Location {
   Location(const char* name) : Location(std::string(name)) {}         // NOLINT: implicit on purpose
   Location(std::string name);                                         // NOLINT
-  Location(Device device);                                            // NOLINT
+  Location(Device device) : name(str(device)) {}                      // NOLINT
   bool is_device() const { return name != "cpu" && name != "disk"; }  ///< false for host memory and disk
   Device device() const;                                              ///< the device; Error for host memory and disk
   std::string name;
@@ -58,7 +58,6 @@ struct DeviceMapOptions {
 /// A part of a model, the unit of placement.
 struct PlacementUnit {
   std::string name;  ///< name of the module
-  nn::Module* module = nullptr;
   /// True: only the tensors that the module reads itself; false: also the tensors of its children.
   bool own = false;
   std::vector<std::string> tensors;  ///< names of the part's parameters and buffers

@@ -13,13 +13,9 @@ using CastFp8 = void(const Tensor& x, Fp8Format format, const Tensor& scale, Ten
                      Tensor& turned);
 /// out = the exact value of each code; contiguous; out f32 or bf16.
 using ReadFp8 = void(const Tensor& codes, Fp8Format format, Tensor& out);
-/// The formats of two operands.
-struct Fp8Formats {
-  Fp8Format a, b;
-};
 /// out (M, N) = (a a_scale) (b b_scale)^T + bias. Returns false if the device cannot multiply 8-bit floats.
-using MatmulFp8 = bool(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
-                       Fp8Formats formats, const Tensor& bias, Tensor& out);
+using MatmulFp8 = bool(const Tensor& a, Fp8Format a_format, const Tensor& a_scale, const Tensor& b, Fp8Format b_format,
+                       const Tensor& b_scale, const Tensor& bias, Tensor& out);
 
 namespace on_cpu {
 CastFp8 cast_fp8;

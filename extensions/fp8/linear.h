@@ -36,13 +36,10 @@ struct Fp8Scales : nn::Arithmetic {
   int64_t row_multiple() const override { return fp8_multiple; }
 };
 
-/// The communication in a product that tensor parallelism spreads over several ranks.
-using Fp8Ranks = nn::Arithmetic::Ranks;
-
 /// activation(x w^T + bias) for x (..., in) and w (out, in). The dtypes of x and w may differ; the result has x's
 /// dtype, or Autocast's dtype while it is on. Backward treats casts as the identity: it gives the gradients of the
 /// product of the cast tensors. w's gradient has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
-                    const Fp8Scales& scales, const Fp8Ranks& ranks = {});
+                    const Fp8Scales& scales, const nn::Arithmetic::Ranks& ranks = {});
 
 }  // namespace lockstep

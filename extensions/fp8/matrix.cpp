@@ -75,16 +75,12 @@ Tensor matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, DT
   }
   const Device device = a.codes.device();
   Tensor out = empty({m, n}, {.dtype = dtype, .device = device});
-  if (m > 0 && n > 0 && k > 0) {
-    const Tensor shift = bias.defined() ? bias.contiguous() : bias;
-    if (kernels::matmul_fp8.as("matmul", device, a.codes, a.scale_inv, b.codes, b.scale_inv, {a.format, b.format},
-                               shift, out)) {
-      MacCounter::add(m * n * k);
-      return out;
-    }
-  }
-  Tensor wide = dtype == f32 ? out : empty({m, n}, {.device = device});
   MacCounter::add(m * n * k);
+  if (m > 0 && n > 0 && k > 0 &&
+      kernels::matmul_fp8.as("matmul", device, a.codes, a.format, a.scale_inv, b.codes, b.format, b.scale_inv,
+                             bias.defined() ? bias.contiguous() : bias, out))
+    return out;
+  const Tensor wide = dtype == f32 ? out : empty({m, n}, {.device = device});
   matmul_into(wide, read_fp8(a.codes, a.format, bf16), read_fp8(b.codes, b.format, bf16).t(), false);
   mul_(wide, mul(a.scale_inv.reshape({}), b.scale_inv.reshape({})));
   if (bias.defined()) add_(wide, bias.to(f32));

@@ -8,15 +8,6 @@
 #include "nn/linear.h"
 
 namespace lockstep::nn {
-namespace {
-
-std::string why_in_16_bits(const Linear& linear) {
-  if (linear.attached.store) return "its weight is quantised";
-  const int64_t out = linear.weight.size(0), in = linear.weight.size(1);
-  return str(in, " inputs, ", out, " outputs");
-}
-
-}  // namespace
 
 Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   LOCKSTEP_CHECK(o_.amax_history_len > 0, "[Fp8Scaling] expected amax_history_len > 0, got ", o_.amax_history_len);
@@ -25,11 +16,11 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   for (auto& [name, module] : model.named_modules()) {
     auto* const linear = dynamic_cast<Linear*>(module);
     if (!linear || !visited.insert(linear).second) continue;
-    const auto fits = [&](int dim) {
-      return linear->weight.size(dim) > 0 && linear->weight.size(dim) % fp8_multiple == 0;
-    };
-    if (linear->attached.store || !fits(0) || !fits(1)) {
-      others_.push_back(name + " (" + why_in_16_bits(*linear) + ")");
+    const int64_t out = linear->weight.size(0), in = linear->weight.size(1);
+    const bool is_stored = bool(linear->attached.store);
+    if (is_stored || out * in == 0 || out % fp8_multiple != 0 || in % fp8_multiple != 0) {
+      others_.push_back(
+          str(name, is_stored ? " (its weight is quantised)" : str(" (", in, " inputs, ", out, " outputs)")));
       continue;
     }
     LOCKSTEP_CHECK(linear->attached.arithmetic.expired(), "[Fp8Scaling] ", name,
@@ -48,12 +39,12 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   largest_ = made(std::ldexp(largest_fp8(forward), int(-o_.margin)));
   largest_.narrow(1, 2, 1).fill_(std::ldexp(largest_fp8(backward), int(-o_.margin)));
   for (int64_t i = 0; i < size(); ++i) {
-    const std::shared_ptr<Fp8Scales>& scales = linears_[size_t(i)].second;
     for (int64_t role = 0; role < 3; ++role) {
       const auto one = [&](const Tensor& of) { return of[i].narrow(0, role, 1); };
-      const Tensor inverse = scale_inv_[i][role].narrow(0, 0, 1);
-      scales->of[size_t(role)] = {
-          .format = role == 2 ? backward : forward, .scale = one(scale_), .scale_inv = inverse, .amax = one(amax_)};
+      linears_[size_t(i)].second->of[size_t(role)] = {.format = role == 2 ? backward : forward,
+                                                      .scale = one(scale_),
+                                                      .scale_inv = scale_inv_[i][role].narrow(0, 0, 1),
+                                                      .amax = one(amax_)};
     }
   }
 }

@@ -61,21 +61,17 @@ std::string prepare(const Config& config, const InitializeArgs& args, PipelineMo
 }
 
 std::unique_ptr<Participant> start(const Config& config, const Trained& trained) {
-  const auto settings = fp8_options(config);
-  return settings ? std::make_unique<Fp8Participant>(trained.model, *settings) : nullptr;
+  const Fp8Config& f = config.section<Fp8Config>();
+  if (!f.enabled) return nullptr;
+  using Amax = nn::Fp8Options::Amax;
+  const nn::Fp8Options options{.hybrid = f.format == "hybrid",
+                               .margin = f.margin,
+                               .amax_history_len = f.amax_history_len,
+                               .amax_compute_algo = f.amax_compute_algo == "max" ? Amax::max : Amax::most_recent};
+  return std::make_unique<Fp8Participant>(trained.model, options);
 }
 
 }  // namespace
-
-std::optional<nn::Fp8Options> fp8_options(const Config& config) {
-  const Fp8Config& f = config.section<Fp8Config>();
-  if (!f.enabled) return std::nullopt;
-  using Amax = nn::Fp8Options::Amax;
-  return nn::Fp8Options{.hybrid = f.format == "hybrid",
-                        .margin = f.margin,
-                        .amax_history_len = f.amax_history_len,
-                        .amax_compute_algo = f.amax_compute_algo == "max" ? Amax::max : Amax::most_recent};
-}
 
 std::vector<Section> fp8_sections() {
   return {{.name = "fp8",

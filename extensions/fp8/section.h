@@ -1,7 +1,6 @@
 #pragma once
 // The section "fp8" of the configuration file.
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "engine/config.h"
@@ -17,8 +16,5 @@ struct Fp8Config {
   int64_t margin = 0, amax_history_len = 1024;
   std::string amax_compute_algo = "max";  ///< scale from the history: "max" or "most_recent"
 };
-
-/// Options of fp8 training; nullopt without it.
-std::optional<nn::Fp8Options> fp8_options(const Config& config);
 
 }  // namespace lockstep::engine

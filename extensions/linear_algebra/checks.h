@@ -24,8 +24,10 @@ void check_regular(const char* op, const Tensor& info);
 
 /// Solves a x = b for matrices b.
 Tensor solve_matrices(const Tensor& a, const Tensor& b);
+Variable solve_matrices(const Variable& a, const Variable& b);
 /// Solves a x = b for matrices b and a triangular a.
 Tensor solve_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit);
+Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit);
 /// For each singular value in s: 1 if it is above the tolerance of pinv(), else 0. `size` is max(m, n) of the matrices.
 Tensor counting(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size);
 /// Number of singular values above the tolerance of pinv() for each matrix, i64.

@@ -14,8 +14,6 @@
 namespace lockstep::linalg {
 namespace {
 
-Shape batch_of(const Tensor& a) { return front_dims(a.shape(), 2); }
-
 Shape with(Shape shape, std::initializer_list<int64_t> more) {
   for (const int64_t size : more) shape.push_back(size);
   return shape;
@@ -40,23 +38,35 @@ Device place_of(const Tensor& x) {
   return device.is_cpu() || !lu_solve_op.cuda || select_for_kernel(device) ? cpu : device;
 }
 
-/// x as (batch, rows, columns) on `device`; contiguous on the CPU.
-Tensor stacked(const Tensor& x, Device device) {
-  const Tensor there = x.to(device).reshape({numel_of(batch_of(x)), x.size(-2), x.size(-1)});
-  return device.is_cpu() ? there.contiguous() : there;
-}
-Tensor stacked(const Tensor& x, const Shape& batch, Device device) {
-  return stacked(x.expand(with(batch, {x.size(-2), x.size(-1)})), device);
-}
-Tensor fresh(const Tensor& like, const Shape& shape, Device device) { return empty(shape, {like.dtype(), device}); }
+/// The matrices of `like` as a batch on the device that decomposes them, and their numbers `bad` (kernels.h).
+struct Batch {
+  explicit Batch(const Tensor& like) : Batch(like, front_dims(like.shape(), 2), place_of(like)) {}
+  Batch(const Tensor& like, const Shape& shape, Device device)
+      : like(like), shape(shape), device(device), count(numel_of(shape)), bad(size_t(count), 0) {}
+  /// x as (batch, rows, columns) on the device; contiguous on the CPU.
+  Tensor stacked(const Tensor& x) const {
+    const int64_t rows = x.size(-2), columns = x.size(-1);
+    const Tensor there = x.expand(with(shape, {rows, columns})).to(device).reshape({count, rows, columns});
+    return device.is_cpu() ? there.contiguous() : there;
+  }
+  /// A tensor (batch, sizes ...) for a result.
+  Tensor fresh(std::initializer_list<int64_t> sizes) const {
+    return empty(with({count}, sizes), {like.dtype(), device});
+  }
+  /// A result in the caller's shape, on the device of `like`; undefined if x is.
+  Tensor unstacked(const Tensor& x) const {
+    if (!x.defined()) return {};
+    Shape all = shape;
+    for (int d = 1; d < x.dim(); ++d) all.push_back(x.size(d));
+    return x.view(all).to(like.device());
+  }
 
-/// A kernel's result in the caller's shape (batch dims), on the device of `like`.
-Tensor unstacked(const Tensor& x, const Shape& batch, const Tensor& like) {
-  return x.view(with(batch, {x.size(-2), x.size(-1)})).to(like.device());
-}
-Tensor rows_of(const Tensor& x, const Shape& batch, const Tensor& like) {
-  return x.view(with(batch, {x.size(-1)})).to(like.device());
-}
+  Tensor like;
+  Shape shape;
+  Device device;
+  int64_t count;
+  std::vector<int64_t> bad;
+};
 
 std::string entry_name(const Shape& batch, int64_t flat) {
   if (batch.rank() == 0) return "the matrix";
@@ -83,44 +93,39 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
                  a.shape(), ", got ", b.shape(), "; transpose or reshape one of them");
 }
 
-void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>& bad) {
-  check_entries(op, batch, bad, "finite matrices",
+void check_finite(const char* op, const Batch& batch) {
+  check_entries(op, batch.shape, batch.bad, "finite matrices",
                 [](int64_t) { return std::string("that is not finite or did not converge; correct it, or use f64"); });
 }
 
 /// Singular values of a, and the vectors if asked for.
 SvdOf<Tensor> singular(const char* op, const Tensor& a, bool vectors, bool full) {
   check_matrices(op, a);
-  const Shape batch = batch_of(a);
-  const Device device = place_of(a);
-  const int64_t m = a.size(-2), n = a.size(-1), k = std::min(m, n), count = numel_of(batch);
-  Tensor u, vh, s = fresh(a, {count, k}, device);
-  if (vectors) u = fresh(a, {count, m, full ? m : k}, device), vh = fresh(a, {count, full ? n : k, n}, device);
+  Batch batch(a);
+  const int64_t m = a.size(-2), n = a.size(-1), k = std::min(m, n);
+  Tensor u, vh, s = batch.fresh({k});
+  if (vectors) u = batch.fresh({m, full ? m : k}), vh = batch.fresh({full ? n : k, n});
   if (k == 0 && vectors) {  // no singular values: the vectors are identities, or empty
-    u.copy_(eye(m, u.size(2), {a.dtype(), device}).expand(u.shape()));
-    vh.copy_(eye(vh.size(1), n, {a.dtype(), device}).expand(vh.shape()));
+    u.copy_(eye(m, u.size(2), {a.dtype(), batch.device}).expand(u.shape()));
+    vh.copy_(eye(vh.size(1), n, {a.dtype(), batch.device}).expand(vh.shape()));
   } else if (a.numel() > 0) {
-    std::vector<int64_t> bad(size_t(count), 0);
-    svd_op.as(op, device, stacked(a, device), u, s, vh, bad);
-    check_finite(op, batch, bad);
+    svd_op.as(op, batch.device, batch.stacked(a), u, s, vh, batch.bad);
+    check_finite(op, batch);
   }
-  if (!vectors) return {{}, rows_of(s, batch, a), {}};
-  return {unstacked(u, batch, a), rows_of(s, batch, a), unstacked(vh, batch, a)};
+  return {batch.unstacked(u), batch.unstacked(s), batch.unstacked(vh)};
 }
 
 EighOf<Tensor> symmetric(const char* op, const Tensor& a, bool upper, bool vectors) {
   check_square(op, a);
-  const Shape batch = batch_of(a);
-  const Device device = place_of(a);
-  const int64_t n = a.size(-1), count = numel_of(batch);
-  Tensor v, values = fresh(a, {count, n}, device);
-  if (vectors) v = fresh(a, {count, n, n}, device);
+  Batch batch(a);
+  const int64_t n = a.size(-1);
+  Tensor v, values = batch.fresh({n});
+  if (vectors) v = batch.fresh({n, n});
   if (a.numel() > 0) {
-    std::vector<int64_t> bad(size_t(count), 0);
-    eigh_op.as(op, device, stacked(upper ? a.transpose(-2, -1) : a, device), values, v, bad);
-    check_finite(op, batch, bad);
+    eigh_op.as(op, batch.device, batch.stacked(upper ? a.t() : a), values, v, batch.bad);
+    check_finite(op, batch);
   }
-  return {rows_of(values, batch, a), vectors ? unstacked(v, batch, a) : Tensor()};
+  return {batch.unstacked(values), batch.unstacked(v)};
 }
 
 struct Determinants {
@@ -128,14 +133,11 @@ struct Determinants {
 };
 Determinants determinants(const char* op, const Tensor& a) {
   check_square(op, a);
-  const Shape batch = batch_of(a);
-  const Device device = place_of(a);
-  const Shape each{numel_of(batch)};
-  Tensor det = fresh(a, each, device), sign = fresh(a, each, device), log_abs = fresh(a, each, device);
+  const Batch batch(a);
+  Tensor det = batch.fresh({}), sign = batch.fresh({}), log_abs = batch.fresh({});
   if (a.size(-1) == 0) det.fill_(1), sign.fill_(1), log_abs.fill_(0);
-  else if (a.numel() > 0) lu_determinant_op.as(op, device, stacked(a, device), det, sign, log_abs);
-  const auto as = [&](const Tensor& x) { return x.view(batch).to(a.device()); };
-  return {as(det), as(sign), as(log_abs)};
+  else if (a.numel() > 0) lu_determinant_op.as(op, batch.device, batch.stacked(a), det, sign, log_abs);
+  return {batch.unstacked(det), batch.unstacked(sign), batch.unstacked(log_abs)};
 }
 
 }  // namespace
@@ -162,67 +164,60 @@ void check_regular(const char* op, const Tensor& info) {
 Tensor solve_matrices(const Tensor& a, const Tensor& b) {
   check_square("solve", a);
   check_same("solve", a, b);
-  const Shape batch = broadcast_shapes("solve", batch_of(a), batch_of(b));
-  const Device device = place_of(a);
-  const int64_t n = a.size(-1), k = b.size(-1), count = numel_of(batch);
-  Tensor x = fresh(a, {count, n, k}, device);
-  std::vector<int64_t> bad(size_t(count), 0);
-  if (count > 0 && n > 0) lu_solve_op.as("solve", device, stacked(a, batch, device), stacked(b, batch, device), x, bad);
-  check_entries("solve", batch, bad, "invertible matrices", zero_pivot);
-  return unstacked(x, batch, a);
+  Batch batch(a, broadcast_shapes("solve", front_dims(a.shape(), 2), front_dims(b.shape(), 2)), place_of(a));
+  Tensor x = batch.fresh({a.size(-1), b.size(-1)});
+  if (batch.count > 0 && a.size(-1) > 0)
+    lu_solve_op.as("solve", batch.device, batch.stacked(a), batch.stacked(b), x, batch.bad);
+  check_entries("solve", batch.shape, batch.bad, "invertible matrices", zero_pivot);
+  return batch.unstacked(x);
 }
 
 Tensor solve_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit) {
-  check_square("solve_triangular", a);
-  check_same("solve_triangular", a, b);
-  const Shape batch = broadcast_shapes("solve_triangular", batch_of(a), batch_of(b));
-  const Device device = place_of(a);
-  Tensor x = fresh(a, {numel_of(batch), a.size(-1), b.size(-1)}, device);
-  if (x.numel() > 0) solve_triangular_op(device, stacked(a, batch, device), stacked(b, batch, device), upper, unit, x);
-  return unstacked(x, batch, a);
+  const char* const op = "solve_triangular";
+  check_square(op, a);
+  check_same(op, a, b);
+  const Batch batch(a, broadcast_shapes(op, front_dims(a.shape(), 2), front_dims(b.shape(), 2)), place_of(a));
+  Tensor x = batch.fresh({a.size(-1), b.size(-1)});
+  if (x.numel() > 0) solve_triangular_op(batch.device, batch.stacked(a), batch.stacked(b), upper, unit, x);
+  return batch.unstacked(x);
 }
 
 InverseOf<Tensor> inv_ex(const Tensor& a) {
   check_square("inv", a);
-  const Shape batch = batch_of(a);
-  const Device device = place_of(a);
-  const int64_t n = a.size(-1), count = numel_of(batch);
-  Tensor x = fresh(a, {count, n, n}, device);
-  std::vector<int64_t> bad(size_t(count), 0);
+  Batch batch(a);
+  const int64_t n = a.size(-1);
+  Tensor x = batch.fresh({n, n});
   if (a.numel() > 0)
-    lu_solve_op.as("inv", device, stacked(a, device), stacked(eye(n, n, {a.dtype(), device}), {count}, device), x, bad);
-  return {unstacked(x, batch, a), Tensor::from(bad, {count}).view(batch).to(a.device())};
+    lu_solve_op.as("inv", batch.device, batch.stacked(a), batch.stacked(eye(n, n, {a.dtype(), batch.device})), x,
+                   batch.bad);
+  return {batch.unstacked(x), Tensor::from(batch.bad, {batch.count}).view(batch.shape).to(a.device())};
 }
 
 Tensor cholesky(const Tensor& a, bool upper) {
   check_square("cholesky", a);
-  if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1).contiguous();
-  const Shape batch = batch_of(a);
-  const Device device = place_of(a);
-  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)}, device);
-  std::vector<int64_t> bad(size_t(out.size(0)), 0);
-  if (a.numel() > 0) cholesky_op(device, stacked(a, device), out, bad);
-  check_entries("cholesky", batch, bad, "positive definite matrices", [](int64_t order) {
+  if (upper) return cholesky(a.t(), false).t().contiguous();
+  Batch batch(a);
+  Tensor out = batch.fresh({a.size(-1), a.size(-1)});
+  if (a.numel() > 0) cholesky_op(batch.device, batch.stacked(a), out, batch.bad);
+  check_entries("cholesky", batch.shape, batch.bad, "positive definite matrices", [](int64_t order) {
     return str("whose leading minor of order ", order, " is not positive; add to its diagonal");
   });
-  return unstacked(out, batch, a);
+  return batch.unstacked(out);
 }
 
 QrOf<Tensor> qr(const Tensor& a, QrMode mode) {
   check_matrices("qr", a);
-  const Shape batch = batch_of(a);
-  const Device device = place_of(a);
-  const int64_t m = a.size(-2), n = a.size(-1), count = numel_of(batch),
-                k = mode == QrMode::complete ? m : std::min(m, n);
-  Tensor q, r = fresh(a, {count, k, n}, device);
-  if (mode != QrMode::r) q = fresh(a, {count, m, k}, device);
+  const Batch batch(a);
+  const int64_t m = a.size(-2), n = a.size(-1), k = mode == QrMode::complete ? m : std::min(m, n);
+  Tensor q, r = batch.fresh({k, n});
+  if (mode != QrMode::r) q = batch.fresh({m, k});
   if (a.numel() > 0) {
-    qr_op(device, stacked(a, device), q, r);
+    qr_op(batch.device, batch.stacked(a), q, r);
   } else {
     r.fill_(0);
-    if (q.defined()) q.copy_(eye(m, k, {a.dtype(), device}).expand(q.shape()));
+    if (q.defined()) q.copy_(eye(m, k, {a.dtype(), batch.device}).expand(q.shape()));
   }
-  return {q.defined() ? unstacked(q, batch, a) : Tensor(), unstacked(r, batch, a)};
+  return {batch.unstacked(q), batch.unstacked(r)};
 }
 
 SvdOf<Tensor> svd(const Tensor& a, bool full_matrices) { return singular("svd", a, true, full_matrices); }
@@ -251,10 +246,10 @@ Tensor cofactors(const Tensor& a) {
 
 Tensor matrix_exp(const Tensor& a) {
   check_square("matrix_exp", a);
-  const Shape batch = batch_of(a);
-  Tensor out = fresh(a, {numel_of(batch), a.size(-1), a.size(-1)}, cpu);
-  if (a.numel() > 0) matrix_exp_op(cpu, stacked(a, cpu), out);
-  return unstacked(out, batch, a);
+  const Batch batch(a, front_dims(a.shape(), 2), cpu);
+  Tensor out = batch.fresh({a.size(-1), a.size(-1)});
+  if (a.numel() > 0) matrix_exp_op(cpu, batch.stacked(a), out);
+  return batch.unstacked(out);
 }
 
 Tensor counting(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size) {
@@ -281,10 +276,10 @@ Tensor pinv(const Tensor& a, std::optional<double> atol, std::optional<double> r
   };
   if (hermitian) {
     const auto [values, vectors] = eigh(a);
-    return scaled(vectors, values, vectors.transpose(-2, -1));
+    return scaled(vectors, values, vectors.t());
   }
   const auto [u, s, vh] = svd(a, false);
-  return scaled(vh.transpose(-2, -1), s, u.transpose(-2, -1));
+  return scaled(vh.t(), s, u.t());
 }
 
 Tensor matrix_rank(const Tensor& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {

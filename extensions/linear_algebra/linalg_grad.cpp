@@ -11,34 +11,32 @@
 namespace lockstep::linalg {
 namespace {
 
-template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
-
 // Gradient of a matrix, from the gradient g of its inverse y.
-template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }
+template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(y.t(), matmul(g, y.t()))); }
 
 // Gradient of the matrix a, where x solves a x = b, computed from the gradient of b.
-template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, flipped(x))); }
+template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, x.t())); }
 
 // Gradient of a symmetric matrix, from the gradient g of its Cholesky factor l (Murray, 2016).
 template <class V> V cholesky_grad(const V& g, const V& l) {
   const TensorOptions like{l.dtype(), l.device()};
   const Tensor half = sub(tril(ones({l.size(-1), l.size(-1)}, like)), eye(l.size(-1), -1, like) * 0.5);
-  const V p = mul(matmul(flipped(l), g), half);
-  const V s = solve_triangular(l, solve_triangular(flipped(l), p, true), false, false);
-  return add(s, flipped(s)) * 0.5;
+  const V p = mul(matmul(l.t(), g), half);
+  const V s = solve_triangular(l, solve_triangular(l.t(), p, true), false, false);
+  return add(s, s.t()) * 0.5;
 }
 
 // Gradient of a square or tall matrix a = q r, where r is square. grad_q or grad_r may be undefined.
 template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, const V& r) {
   V m;
-  if (grad_r.defined()) m = matmul(r, flipped(grad_r));
+  if (grad_r.defined()) m = matmul(r, grad_r.t());
   if (grad_q.defined()) {
-    const V other = matmul(flipped(grad_q), q);
+    const V other = matmul(grad_q.t(), q);
     m = m.defined() ? sub(m, other) : neg(other);
   }
-  V inner = matmul(q, add(tril(m), flipped(tril(m, -1))));
+  V inner = matmul(q, add(tril(m), tril(m, -1).t()));
   if (grad_q.defined()) inner = add(grad_q, inner);
-  return solve_triangular(flipped(r), inner, false, false);
+  return solve_triangular(r.t(), inner, false, false);
 }
 
 // Gradient of a wide matrix a = q r. The first m columns of a determine q; the rest of r is q^T times the rest of a.
@@ -49,7 +47,7 @@ template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, 
     return cat(std::vector<V>{first, mul_scalar(a.narrow(-1, m, n - m), 0)}, -1);
   }
   const V grad_rest = grad_r.narrow(-1, m, n - m);
-  V all_q = matmul(a.narrow(-1, m, n - m), flipped(grad_rest));
+  V all_q = matmul(a.narrow(-1, m, n - m), grad_rest.t());
   if (grad_q.defined()) all_q = add(grad_q, all_q);
   const V first = tall_qr_grad(all_q, grad_r.narrow(-1, 0, m), q, r.narrow(-1, 0, m));
   return cat(std::vector<V>{first, matmul(q, grad_rest)}, -1);
@@ -63,20 +61,20 @@ template <class V> V over_gaps(const V& y, const V& x) {
 
 template <class V> V svd_grad(const V& grad_u, const V& grad_s, const V& grad_vh, const V& u, const V& s, const V& vh) {
   const int64_t k = s.size(-1);
-  const auto skew = [](const V& x) { return sub(x, flipped(x)); };
+  const auto skew = [](const V& x) { return sub(x, x.t()); };
   V inner;  // the gradient of a is u inner vh
   const auto plus = [](const V& x, const V& y) { return x.defined() ? add(x, y) : y; };
   if (grad_s.defined()) inner = mul(grad_s.unsqueeze(-1), eye(k, -1, {s.dtype(), s.device()}));
   const auto over = [&](const V& x) { return over_gaps<V>(skew(x), square(s)); };
-  if (grad_u.defined()) inner = plus(inner, mul(over(matmul(flipped(u), grad_u)), s.unsqueeze(-2)));
-  if (grad_vh.defined()) inner = plus(inner, mul(over(matmul(vh, flipped(grad_vh))), s.unsqueeze(-1)));
+  if (grad_u.defined()) inner = plus(inner, mul(over(matmul(u.t(), grad_u)), s.unsqueeze(-2)));
+  if (grad_vh.defined()) inner = plus(inner, mul(over(matmul(vh, grad_vh.t())), s.unsqueeze(-1)));
   V out = matmul(u, matmul(inner, vh));
   if (grad_u.defined() && u.size(-2) > k) {
-    const V outside = sub(grad_u, matmul(u, matmul(flipped(u), grad_u)));
+    const V outside = sub(grad_u, matmul(u, matmul(u.t(), grad_u)));
     out = add(out, matmul(div(outside, s.unsqueeze(-2)), vh));
   }
   if (grad_vh.defined() && vh.size(-1) > k) {
-    const V outside = sub(grad_vh, matmul(matmul(grad_vh, flipped(vh)), vh));
+    const V outside = sub(grad_vh, matmul(matmul(grad_vh, vh.t()), vh));
     out = add(out, matmul(u, div(outside, s.unsqueeze(-1))));
   }
   return out;
@@ -87,16 +85,16 @@ template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, cons
   if (grad_values.defined())
     inner = mul(grad_values.unsqueeze(-1), eye(values.size(-1), -1, {values.dtype(), values.device()}));
   if (grad_vectors.defined()) {
-    const V turned = over_gaps<V>(matmul(flipped(v), grad_vectors), values);
+    const V turned = over_gaps<V>(matmul(v.t(), grad_vectors), values);
     inner = inner.defined() ? add(inner, turned) : turned;
   }
-  const V entire = matmul(v, matmul(inner, flipped(v)));
-  return add(entire, flipped(entire)) * 0.5;
+  const V entire = matmul(v, matmul(inner, v.t()));
+  return add(entire, entire.t()) * 0.5;
 }
 
 // Gradient of the matrix a, from the gradient g of its pseudoinverse p (Golub and Pereyra, 1973).
 template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
-  const V gt = flipped(g), pt = flipped(p);
+  const V gt = g.t(), pt = p.t();
   const V first = neg(matmul(pt, matmul(g, pt)));
   const V second = matmul(gt, matmul(p, pt)), third = matmul(matmul(pt, p), gt);
   const V from_rows = sub(second, matmul(a, matmul(p, second))), from_columns = sub(third, matmul(matmul(third, p), a));
@@ -107,7 +105,7 @@ template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
 // 1996).
 template <class V> V matrix_exp_grad(const V& g, const V& a) {
   const int64_t n = a.size(-1);
-  const V at = flipped(a);
+  const V at = a.t();
   const V top = cat(std::vector<V>{at, g}, -1), bottom = cat(std::vector<V>{mul_scalar(g, 0), at}, -1);
   return matrix_exp(cat(std::vector<V>{top, bottom}, -2)).narrow(-2, 0, n).narrow(-1, n, n);
 }
@@ -117,7 +115,7 @@ template <class V> V matrix_exp_grad(const V& g, const V& a) {
 Tensor determinant_grad(const Backward& back, const Saved& kept_a, const Saved& kept_det) {
   const Tensor &g = back.grad(), &a = kept_a.get("det"), &det = kept_det.get("det");
   const bool singular = any(eq(det, zeros_like(det))).item<bool>();
-  const Tensor cofactor = singular ? cofactors(a) : mul(flipped(inv_ex(a).inverse), det.unsqueeze(-1).unsqueeze(-1));
+  const Tensor cofactor = singular ? cofactors(a) : mul(inv_ex(a).inverse.t(), det.unsqueeze(-1).unsqueeze(-1));
   return mul(g.unsqueeze(-1).unsqueeze(-1), cofactor);
 }
 /// The same for a second derivative, which needs inverses of all matrices.
@@ -126,23 +124,7 @@ Variable determinant_grad(const RecordedBackward& back, const Saved& a, const Sa
   LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).item<bool>(),
                  "[det] expected invertible matrices for a second derivative, got a singular one; leave that one out");
   const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
-  return mul(g, flipped(inv_ex(back.input(0, a)).inverse));
-}
-
-/// The factors that a derivative reads. For a first derivative, these are the factors that forward has kept. A second
-/// derivative decomposes `a` again, because not all factors need be outputs.
-SvdOf<Tensor> factors_of(const Backward&, const char* name, const Saved&, const SvdOf<Saved>& kept, bool) {
-  return {kept.u.get(name), kept.s.get(name), kept.vh.get(name)};
-}
-SvdOf<Variable> factors_of(const RecordedBackward& back, const char*, const Saved& a, const SvdOf<Saved>&, bool full) {
-  return svd(back.input(0, a), full);
-}
-EighOf<Tensor> factors_of(const Backward&, const char* name, const Saved&, const EighOf<Saved>& kept, bool) {
-  return {kept.values.get(name), kept.vectors.get(name)};
-}
-EighOf<Variable> factors_of(const RecordedBackward& back, const char*, const Saved& a, const EighOf<Saved>&,
-                            bool upper) {
-  return eigh(back.input(0, a), upper);
+  return mul(g, inv_ex(back.input(0, a)).inverse.t());
 }
 
 SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_only,
@@ -153,12 +135,15 @@ SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Te
   std::vector<Tensor> outputs{made.s};
   if (!values_only) outputs.push_back(made.u), outputs.push_back(made.vh);
   auto all = record(name, std::vector<Variable>{a}, outputs, [=, a = Saved(a)](auto& back) {
-    Value<decltype(back)> grad_u, grad_vh;
+    using V = Value<decltype(back)>;
+    V grad_u, grad_vh;
     if (!values_only) grad_u = back.grad(1), grad_vh = back.grad(2);
     if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
     if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
-    const auto [u, s, vh] = factors_of(back, name, a, kept, full);
-    back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.narrow(-1, 0, k), s, vh.narrow(-2, 0, k)));
+    SvdOf<V> f;  // a second derivative decomposes `a` again, because not all factors need be outputs
+    if constexpr (std::is_same_v<V, Variable>) f = svd(back.input(0, a), full);
+    else f = {kept.u.get(name), kept.s.get(name), kept.vh.get(name)};
+    back.give(0, svd_grad<V>(grad_u, back.grad(0), grad_vh, f.u.narrow(-1, 0, k), f.s, f.vh.narrow(-2, 0, k)));
   });
   return {values_only ? Variable() : all[1], all[0], values_only ? Variable() : all[2]};
 }
@@ -171,41 +156,31 @@ EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf
                     [=, a = Saved(a), kept = EighOf<Saved>{made.values, made.vectors}](auto& back) {
                       using V = Value<decltype(back)>;
                       const V grad_vectors = values_only ? V() : back.grad(1);
-                      const auto [values, vectors] = factors_of(back, name, a, kept, upper);
-                      back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, values, vectors));
+                      EighOf<V> f;  // as for svd
+                      if constexpr (std::is_same_v<V, Variable>) f = eigh(back.input(0, a), upper);
+                      else f = {kept.values.get(name), kept.vectors.get(name)};
+                      back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, f.values, f.vectors));
                     });
   return {all[0], values_only ? Variable() : all[1]};
 }
 
-Variable solve_matrices(const Variable& a, const Variable& b);
-Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit);
-Tensor solved(const Tensor& a, const Tensor& b) { return linalg::solve_matrices(a, b); }
-Variable solved(const Variable& a, const Variable& b) { return solve_matrices(a, b); }
-Tensor solved_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit) {
-  return linalg::solve_triangles(a, b, upper, unit);
-}
-Variable solved_triangles(const Variable& a, const Variable& b, bool upper, bool unit) {
-  return solve_triangles(a, b, upper, unit);
-}
+}  // namespace
 
 Variable solve_matrices(const Variable& a, const Variable& b) {
-  const Tensor x = linalg::solve_matrices(a.tensor(), b.tensor());
-  if (!needs_grad({&a, &b})) return x;
-  return record("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](auto& back) {
+  const Tensor x = solve_matrices(a.tensor(), b.tensor());
+  return on_tape("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](auto& back) {
     using V = Value<decltype(back)>;
-    const V grad_b = solved(flipped(back.input(0, a)), back.grad());
+    const V grad_b = solve_matrices(back.input(0, a).t(), back.grad());
     if (back.needs(0)) back.give(0, left_side_grad<V>(grad_b, back.output(x)));
     back.give(1, grad_b);
   });
 }
 
 Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit) {
-  const char* const name = "solve_triangular";
-  const Tensor x = linalg::solve_triangles(a.tensor(), b.tensor(), upper, unit);
-  if (!needs_grad({&a, &b})) return x;
-  return record(name, {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](auto& back) {
+  const Tensor x = solve_triangles(a.tensor(), b.tensor(), upper, unit);
+  return on_tape("solve_triangular", {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](auto& back) {
     using V = Value<decltype(back)>;
-    const V grad_b = solved_triangles(flipped(back.input(0, a)), back.grad(), !upper, unit);
+    const V grad_b = solve_triangles(back.input(0, a).t(), back.grad(), !upper, unit);
     if (back.needs(0)) {
       const V grad_a = left_side_grad<V>(grad_b, back.output(x));
       back.give(0, upper ? triu(grad_a, unit) : tril(grad_a, -int64_t(unit)));
@@ -214,23 +189,18 @@ Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool 
   });
 }
 
-}  // namespace
-
 InverseOf<Variable> inv_ex(const Variable& a) {
-  const InverseOf<Tensor> made = inv_ex(a.tensor());
-  if (!needs_grad({&a})) return {made.inverse, made.info};
-  return {record("inv", {&a}, made.inverse,
-                 [y = Saved(made.inverse)](auto& back) {
-                   back.give(0, inverse_grad<Value<decltype(back)>>(back.grad(), back.output(y)));
-                 }),
-          made.info};
+  const auto [inverse, info] = inv_ex(a.tensor());
+  const auto derivative = [y = Saved(inverse)](auto& back) {
+    back.give(0, inverse_grad<Value<decltype(back)>>(back.grad(), back.output(y)));
+  };
+  return {on_tape("inv", {&a}, inverse, derivative), info};
 }
 
 Variable cholesky(const Variable& a, bool upper) {
   if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1);
   const Tensor l = cholesky(a.tensor(), false);
-  if (!needs_grad({&a})) return l;
-  return record("cholesky", {&a}, l, [l = Saved(l)](auto& back) {
+  return on_tape("cholesky", {&a}, l, [l = Saved(l)](auto& back) {
     back.give(0, cholesky_grad<Value<decltype(back)>>(back.grad(), back.output(l)));
   });
 }
@@ -279,33 +249,29 @@ Variable eigvalsh(const Variable& a, bool upper) {
 
 Variable det(const Variable& a) {
   const Tensor out = det(a.tensor());
-  if (!needs_grad({&a})) return out;
-  return record("det", {&a}, out,
-                [a = Saved(a), out = Saved(out)](auto& back) { back.give(0, determinant_grad(back, a, out)); });
+  return on_tape("det", {&a}, out,
+                 [a = Saved(a), out = Saved(out)](auto& back) { back.give(0, determinant_grad(back, a, out)); });
 }
 
 SlogdetOf<Variable> slogdet(const Variable& a) {
   const SlogdetOf<Tensor> made = slogdet(a.tensor());
-  if (!needs_grad({&a})) return {made.sign, made.logabsdet};
-  return {made.sign, record("slogdet", {&a}, made.logabsdet, [a = Saved(a)](auto& back) {
+  return {made.sign, on_tape("slogdet", {&a}, made.logabsdet, [a = Saved(a)](auto& back) {
             const auto g = back.grad().unsqueeze(-1).unsqueeze(-1);
-            back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
+            back.give(0, mul(g, inv_ex(back.input(0, a)).inverse.t()));
           })};
 }
 
 Variable pinv(const Variable& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
   const Tensor p = pinv(a.tensor(), atol, rtol, hermitian);
-  if (!needs_grad({&a})) return p;
-  return record("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](auto& back) {
+  return on_tape("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](auto& back) {
     const auto grad = pinv_grad<Value<decltype(back)>>(back.grad(), back.input(0, a), back.output(p));
-    back.give(0, hermitian ? add(grad, flipped(grad)) * 0.5 : grad);
+    back.give(0, hermitian ? add(grad, grad.t()) * 0.5 : grad);
   });
 }
 
 Variable matrix_exp(const Variable& a) {
   const Tensor out = matrix_exp(a.tensor());
-  if (!needs_grad({&a})) return out;
-  return record("matrix_exp", {&a}, out, [a = Saved(a)](auto& back) {
+  return on_tape("matrix_exp", {&a}, out, [a = Saved(a)](auto& back) {
     back.give(0, matrix_exp_grad<Value<decltype(back)>>(back.grad(), back.input(0, a)));
   });
 }

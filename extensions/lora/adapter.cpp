@@ -28,14 +28,13 @@ std::string without(const std::string& name, const std::string& end) {
   return name.substr(0, name.size() - end.size());
 }
 bool fits_any(const std::string& name, const std::vector<std::string>& wanted) {
-  return std::any_of(wanted.begin(), wanted.end(),
-                     [&](const std::string& w) { return name == w || name.ends_with("." + w); });
+  return std::ranges::any_of(wanted, [&](const auto& w) { return name == w || name.ends_with("." + w); });
 }
 
 /// True if `name` ends with one of `wanted`, even within a word: "head" matches "lm_head". peft matches the names in
 /// modules_to_save in this way.
 bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted) {
-  return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
+  return std::ranges::any_of(wanted, [&](const std::string& w) { return name.ends_with(w); });
 }
 
 /// A Linear of Hugging Face's model, such as q_proj. In the GPT it may be some rows of another Linear (in_proj).
@@ -112,29 +111,17 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   for (const auto& [name, linear] : linears)
     if (!targets->is_array() || fits_any(name, names)) meant.insert(name);
   for (const std::string& wanted : names)
-    LOCKSTEP_CHECK(
-        std::any_of(meant.begin(), meant.end(), [&](const std::string& name) { return fits_any(name, {wanted}); }),
-        c.where(), ": target_modules: '", wanted,
-        "' is not a Linear of this model; use the model that the adapter was trained on");
+    LOCKSTEP_CHECK(std::ranges::any_of(meant, [&](const auto& name) { return fits_any(name, {wanted}); }), c.where(),
+                   ": target_modules: '", wanted,
+                   "' is not a Linear of this model; use the model that the adapter was trained on");
   return meant;
 }
 
-/// A parameter of the base model that an adapter file replaces, its module, and the file's tensors with the new values.
+/// A parameter of the base model that an adapter file replaces, and the file's tensors with the new values.
 struct TheirParameter {
-  std::string module;
   Variable parameter;
   std::vector<PretrainedPiece> pieces;
 };
-
-std::string theirs_of(const LoraPart& part, const Lora::Adapter& adapter, const GPT& model) {
-  const int64_t all = adapter.linear->weight.size(0);
-  for (const PretrainedPiece& piece : pretrained_pieces(model.o, adapter.name + weight_end))
-    if (piece.row == part.row && (piece.rows < 0 ? all : piece.rows) == part.rows)
-      return without(piece.name, weight_end);
-  fail(
-      str("[save_adapter] ", part.target, " has no name in Transformers' ",
-          is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj"));
-}
 
 /// Returns target_modules of an adapter: the last part of each name in `names`, such as "q_proj", or the full name if
 /// the last part would also select a Linear that is not in `names`.
@@ -142,9 +129,8 @@ Json shortest(const std::set<std::string>& names, const std::map<std::string, Th
   std::set<std::string> all;
   for (const std::string& name : names) {
     const std::string last = name.substr(name.rfind('.') + 1);
-    const bool unique = std::all_of(linears.begin(), linears.end(), [&](const auto& other) {
-      return !fits_any(other.first, {last}) || names.count(other.first) > 0;
-    });
+    const bool unique = std::ranges::all_of(
+        linears, [&](const auto& other) { return !fits_any(other.first, {last}) || names.count(other.first) > 0; });
     all.insert(unique ? last : name);
   }
   return Json::Array(all.begin(), all.end());
@@ -197,52 +183,48 @@ Lora load_adapter(GPT& model, const std::string& folder) {
     theirs[linear.target] = name;
   }
   const std::vector<std::string> saved = words_of(c, "modules_to_save");
+  const auto layer_of = [](const std::vector<PretrainedPiece>& pieces) {
+    return pieces[0].name.substr(0, pieces[0].name.rfind('.'));
+  };
   std::vector<TheirParameter> full;
   for (const NamedParameter& p : model.named_parameters()) {
     if (p.keeps_dtype) continue;  // codes of a quantised weight
     const auto pieces = pretrained_pieces(model.o, p.name);
-    const std::string& first = pieces[0].name;
-    if (!ends_as_any(first.substr(0, first.rfind('.')), saved)) continue;
+    if (!ends_as_any(layer_of(pieces), saved)) continue;
     for (const PretrainedPiece& piece : pieces) {
       Shape shape = p.variable.shape();
       if (piece.rows >= 0) shape[0] = piece.rows;
       if (piece.transposed) std::swap(shape[0], shape[1]);
       take(piece.name, shape);
     }
-    full.push_back({p.name.substr(0, p.name.rfind('.')), p.variable, pieces});
-    options.modules_to_save.push_back(full.back().module);
+    full.push_back({p.variable, pieces});
+    options.modules_to_save.push_back(p.name.substr(0, p.name.rfind('.')));
   }
   for (const std::string& wanted : saved)
-    LOCKSTEP_CHECK(std::any_of(full.begin(), full.end(),
-                               [&](const TheirParameter& p) {
-                                 const std::string& name = p.pieces[0].name;
-                                 return ends_as_any(name.substr(0, name.rfind('.')), {wanted});
-                               }),
-                   path, ": modules_to_save: '", wanted,
+    LOCKSTEP_CHECK(std::ranges::any_of(full, [&](const auto& p) { return layer_of(p.pieces).ends_with(wanted); }), path,
+                   ": modules_to_save: '", wanted,
                    "' is not a layer of this model, or is tied; use the model that the adapter was trained on");
   LOCKSTEP_CHECK(left.empty(), file_path, ": unexpected tensors for ", path, " in this ", model.options(), ": ",
                  left.begin()->first, "; name their layers in target_modules or modules_to_save");
   const Lora lora = add_lora(model, options);
-  const auto tensor = [file](const std::string& name) { return file->tensor(all_names + name); };
-  for (const Lora::Adapter& one : lora.adapters()) {
-    std::vector<std::string> names;
-    for (const LoraPart& part : one.low_rank->parts) names.push_back(theirs.at(part.target));
-    start_with(one.low_rank->a.weight, names[0] + a_end + " of a file", [tensor, names] {
-      std::vector<Tensor> rows;
-      for (const std::string& name : names) rows.push_back(tensor(name + a_end));
-      return rows.size() == 1 ? rows[0] : cat(rows, 0);
-    });
-    for (size_t i = 0; i < names.size(); ++i)
-      start_with(one.low_rank->b[i].weight, names[i] + b_end + " of a file",
-                 [tensor, name = names[i] + b_end] { return tensor(name); });
-  }
-  for (const TheirParameter& p : full)
-    start_with(p.parameter, p.pieces[0].name + " of a file", [tensor, pieces = p.pieces] {
+  const auto read = [&file](const Variable& parameter, const std::vector<PretrainedPiece>& pieces) {
+    start_with(parameter, pieces[0].name + " of a file", [file, pieces] {
       std::vector<Tensor> parts;
-      for (const PretrainedPiece& piece : pieces)
-        parts.push_back(piece.transposed ? tensor(piece.name).t() : tensor(piece.name));
+      for (const PretrainedPiece& piece : pieces) {
+        const Tensor tensor = file->tensor(all_names + piece.name);
+        parts.push_back(piece.transposed ? tensor.t() : tensor);
+      }
       return parts.size() == 1 ? parts[0] : cat(parts, 0);
     });
+  };
+  for (const Lora::Adapter& one : lora.adapters()) {
+    std::vector<PretrainedPiece> of_a;
+    for (const LoraPart& part : one.low_rank->parts) of_a.push_back({theirs.at(part.target) + a_end});
+    read(one.low_rank->a.weight, of_a);
+    for (size_t i = 0; i < of_a.size(); ++i)
+      read(one.low_rank->b[i].weight, {{theirs.at(one.low_rank->parts[i].target) + b_end}});
+  }
+  for (const TheirParameter& p : full) read(p.parameter, p.pieces);
   data::check_mapped_files();
   return lora;
 }
@@ -256,9 +238,16 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::set<std::string> targets, saved;
   const LoraOptions& o = lora.options();
+  const auto linears = linears_of(model);
   for (const Lora::Adapter& one : lora.adapters()) {
     for (size_t i = 0; i < one.low_rank->parts.size(); ++i) {
-      const std::string name = theirs_of(one.low_rank->parts[i], one, model);
+      const std::string& target = one.low_rank->parts[i].target;
+      const auto found =
+          std::ranges::find_if(linears, [&](const auto& their) { return their.second.target == target; });
+      LOCKSTEP_CHECK(
+          found != linears.end(), "[save_adapter] ", target, " has no name in Transformers' ",
+          is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj");
+      const std::string& name = found->first;
       targets.insert(name);
       tensors.emplace_back(all_names + name + a_end,
                            one.low_rank->a.weight.tensor().to(cpu).narrow(0, int64_t(i) * o.r, o.r).contiguous());
@@ -288,7 +277,7 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   config["bias"] = "none";
   config["fan_in_fan_out"] = is_gpt2(model.o);
   config["inference_mode"] = true;
-  config["target_modules"] = shortest(targets, linears_of(model));
+  config["target_modules"] = shortest(targets, linears);
   config["modules_to_save"] = saved.empty() ? Json() : Json(Json::Array(saved.begin(), saved.end()));
   std::filesystem::create_directories(folder);
   data::save_safetensors(folder + tensors_file, tensors, {{"format", "pt"}});

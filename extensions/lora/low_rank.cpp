@@ -1,7 +1,9 @@
 // LoRA adapters: selection of Linears, forward, merging. See lora.h.
 #include "extensions/lora/low_rank.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 #include "base/suggest.h"
@@ -27,6 +29,7 @@ struct LoraPlace {
   Cut cut;
   std::vector<LoraPart> parts;  ///< the q_proj, k_proj and v_proj of an in_proj; else empty
   bool rotary = false;
+  std::vector<LoraPart> chosen = {};  ///< the parts that get adapters
 };
 
 void find_places(Module& module, const std::string& prefix, std::vector<LoraPlace>& places,
@@ -38,11 +41,8 @@ void find_places(Module& module, const std::string& prefix, std::vector<LoraPlac
     if (!entry.module) continue;
     const std::string name = joined(prefix, entry.name);
     auto* const linear = dynamic_cast<Linear*>(entry.module);
-    if (!linear) {
-      find_places(*entry.module, name, places, visited);
-      continue;
-    }
-    if (!visited.insert(linear).second) continue;
+    if (!linear) find_places(*entry.module, name, places, visited);
+    if (!linear || !visited.insert(linear).second) continue;
     LoraPlace place{name, linear, entry.cut, {}};
     if (attention && linear == &attention->in_proj) {
       const auto& o = attention->o;
@@ -55,20 +55,13 @@ void find_places(Module& module, const std::string& prefix, std::vector<LoraPlac
   }
 }
 
-void check_lora(const LoraOptions& o) {
-  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, "[add_lora] expected r in [1, 1048576], got ", o.r);
-  LOCKSTEP_CHECK(std::isfinite(o.alpha) && o.alpha > 0, "[add_lora] expected a finite alpha > 0, got ", o.alpha);
-  LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
-}
-
 /// Returns the parts of a Linear (such as the q_proj in in_proj) that o.targets selects for adapters, ordered by row.
 std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, std::set<std::string>& used) {
   const auto wanted = [&](const std::string& name, bool by_default) {
     if (o.targets.empty()) return by_default;
-    bool found = false;
-    for (const std::string& target : o.targets)
-      if (is_meant(name, target)) found = used.insert(target).second || true;
-    return found;
+    const auto is_named = [&](const std::string& target) { return is_meant(name, target); };
+    std::ranges::copy_if(o.targets, std::inserter(used, used.end()), is_named);
+    return std::ranges::any_of(o.targets, is_named);
   };
   const bool of_attention = !place.parts.empty();
   std::vector<LoraPart> parts;
@@ -100,13 +93,8 @@ LowRank::LowRank(const LoraOptions& o, int64_t in, int64_t outputs, std::vector<
 
 void LowRank::fields(Fields& f) {
   const bool columns = cut.kind == Cut::Kind::columns, rows = cut.kind == Cut::Kind::rows;
-  f("dropout", dropout,
-    rows && !cut.from_full ? cut::features
-    : columns              ? cut::tokens
-                           : Cut{})("A", a,
-                       rows      ? cut
-                       : columns ? cut::tokens
-                                 : Cut{});
+  const Cut beside = columns ? cut::tokens : Cut{};
+  f("dropout", dropout, rows && !cut.from_full ? cut::features : beside)("A", a, rows ? cut : beside);
   for (size_t i = 0; i < b.size(); ++i) {
     const std::string& target = parts[i].target;
     Cut own = columns ? cut : rows ? cut::tokens : Cut{};
@@ -148,34 +136,33 @@ Variable LowRank::forward(const Variable& x) {
   return cat(all, -1);
 }
 
-Lora add_lora(Module& model, const LoraOptions& options) {
-  check_lora(options);
+Lora add_lora(Module& model, const LoraOptions& o) {
+  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, "[add_lora] expected r in [1, 1048576], got ", o.r);
+  LOCKSTEP_CHECK(std::isfinite(o.alpha) && o.alpha > 0, "[add_lora] expected a finite alpha > 0, got ", o.alpha);
+  LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
   std::vector<LoraPlace> places;
   std::set<const Module*> visited;
   find_places(model, "", places, visited);
   std::set<std::string> used;
-  std::vector<std::vector<LoraPart>> parts;
-  bool any = false;
-  for (const LoraPlace& place : places) {
-    parts.push_back(meant_parts(place, options, used));
-    any |= !parts.back().empty();
-    LOCKSTEP_CHECK(parts.back().empty() || !place.linear->attached.addition, "[add_lora] ", place.name,
-                   " has an adapter already; merge() that one first");
-    LOCKSTEP_CHECK(parts.back().empty() || !place.linear->attached.place, "[add_lora] ", place.name,
-                   " is sharded already; add adapters before tensor parallelism");
-  }
-  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   std::vector<std::string> known;
-  for (const LoraPlace& place : places) {
+  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  for (LoraPlace& place : places) {
     known.push_back(last_of(place.name));
     for (const LoraPart& part : place.parts) known.push_back(last_of(part.target));
+    place.chosen = meant_parts(place, o, used);
+    LOCKSTEP_CHECK(place.chosen.empty() || !place.linear->attached.addition, "[add_lora] ", place.name,
+                   " has an adapter already; merge() that one first");
+    LOCKSTEP_CHECK(place.chosen.empty() || !place.linear->attached.place, "[add_lora] ", place.name,
+                   " is sharded already; add adapters before tensor parallelism");
   }
-  for (const std::string& target : options.targets)
+  for (const std::string& target : o.targets)
     LOCKSTEP_CHECK(used.count(target), "[add_lora] expected targets that are Linears of this ", model.kind(), ", got '",
                    target, "'", suggestion(target, known));
-  LOCKSTEP_CHECK(any, "[add_lora] expected targets for a model without attention; name some of its Linears");
+  std::erase_if(places, [](const LoraPlace& place) { return place.chosen.empty(); });
+  LOCKSTEP_CHECK(!places.empty(),
+                 "[add_lora] expected targets for a model without attention; name some of its Linears");
   std::vector<Module*> saved;
-  for (const std::string& wanted : options.modules_to_save) {
+  for (const std::string& wanted : o.modules_to_save) {
     const size_t before = saved.size();
     for (const auto& [name, module] : model.named_modules())
       if (!name.empty() && is_meant(name, wanted)) saved.push_back(module);
@@ -183,16 +170,14 @@ Lora add_lora(Module& model, const LoraOptions& options) {
                    ", got '", wanted, "'; named_modules() lists the names");
   }
   Lora lora;
-  lora.options_ = options;
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (parts[i].empty()) continue;
-    const Variable& weight = places[i].linear->weight;
-    auto low_rank =
-        std::make_shared<LowRank>(options, weight.size(1), weight.size(0), std::move(parts[i]), places[i].cut);
+  lora.options_ = o;
+  for (LoraPlace& place : places) {
+    const Variable& weight = place.linear->weight;
+    auto low_rank = std::make_shared<LowRank>(o, weight.size(1), weight.size(0), std::move(place.chosen), place.cut);
     if (weight.dtype() != f32) low_rank->to(weight.dtype());
     if (weight.device() != cpu) low_rank->to(weight.device());
-    low_rank->train(places[i].linear->is_training());
-    lora.adapters_.push_back({places[i].name, places[i].linear, std::move(low_rank)});
+    low_rank->train(place.linear->is_training());
+    lora.adapters_.push_back({place.name, place.linear, std::move(low_rank)});
   }
   model.requires_grad_(false);
   for (const Lora::Adapter& adapter : lora.adapters_) attach(adapter);

@@ -6,15 +6,19 @@
 
 namespace lockstep {
 
-/// One function for each Activation.
-LOCKSTEP_HD inline float relu_of(float x) { return x < 0.F ? 0.F : x; }
-LOCKSTEP_HD inline float silu_of(float x) { return x * math::sigmoid(x); }
-LOCKSTEP_HD inline float gelu_erf_of(float x) {
-  return x * (0.5F * (1.F + math::erf(x * float(0.70710678118654752440))));
-}
-LOCKSTEP_HD inline float gelu_tanh_of(float x) {  // x / 2 (1 + tanh u) = x / (1 + e^-2u)
-  const float minus_2u = x * (float(-1.59576912160573071176) - float(0.07135481627260025) * (x * x));
-  return x / (1.F + math::exp_coarse(minus_2u));
+/// activation(x).
+LOCKSTEP_HD inline float activate(float x, Activation activation) {
+  switch (activation) {
+    case Activation::none: return x;
+    case Activation::relu: return x < 0.F ? 0.F : x;
+    case Activation::gelu_tanh: {  // x / 2 (1 + tanh u) = x / (1 + e^-2u)
+      const float minus_2u = x * (float(-1.59576912160573071176) - float(0.07135481627260025) * (x * x));
+      return x / (1.F + math::exp_coarse(minus_2u));
+    }
+    case Activation::gelu_erf: return x * (0.5F * (1.F + math::erf(x * float(0.70710678118654752440))));
+    case Activation::silu: return x * math::sigmoid(x);
+  }
+  return x;
 }
 
 }  // namespace lockstep

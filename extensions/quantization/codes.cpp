@@ -9,6 +9,7 @@
 #include "tensor/flops.h"
 #include "tensor/memory.h"
 #include "tensor/ops_common.h"
+#include "tensor/stored_matrix.h"
 
 namespace lockstep {
 
@@ -58,6 +59,21 @@ void multiply_decoded(const Tensor& x, const Quantized& w, const Tensor& bias, A
     out.narrow(1, o, n).copy_(linear(x, weight, shift, activation));
   }
 }
+
+/// The weight that a handle stands for, and the options of its products.
+struct QuantizedHandle : StoredMatrix {
+  QuantizedHandle(Quantized weight, const QuantMatmulArgs& args) : weight(std::move(weight)), args(args) {}
+  Shape shape() const override { return {weight.out, weight.in}; }
+  Device device() const override { return weight.codes.device(); }
+  Tensor numbers(DType dtype) const override { return dequantize(weight, dtype); }
+  Tensor linear(const Tensor& x, const Tensor& bias, Activation activation) const override {
+    QuantMatmulArgs with = args;
+    with.activation = activation;
+    return lockstep::linear(x, weight, bias, with);
+  }
+  Quantized weight;
+  QuantMatmulArgs args;
+};
 
 }  // namespace
 
@@ -124,19 +140,9 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   return out.to(x.dtype()).view(shape);
 }
 
-Tensor QuantizedHandle::linear(const Tensor& x, const Tensor& bias, Activation activation) const {
-  QuantMatmulArgs args = matmul_args;
-  args.activation = activation;
-  return lockstep::linear(x, weight, bias, args);
-}
-
 Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& matmul_args, DType dtype) {
   check_codes("handle_of", weight);
   return stand_in(std::make_shared<QuantizedHandle>(weight, matmul_args), dtype);
-}
-
-const QuantizedHandle* quantized_of(const Tensor& tensor) {
-  return dynamic_cast<const QuantizedHandle*>(stored_in(tensor));
 }
 
 }  // namespace lockstep

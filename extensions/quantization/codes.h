@@ -13,7 +13,7 @@
 // weight's shape and refers to its codes, but has no memory (tensor/stored_matrix.h).
 #include <string_view>
 
-#include "tensor/stored_matrix.h"
+#include "tensor/ops.h"
 
 namespace lockstep {
 
@@ -53,22 +53,7 @@ Tensor dequantize(const Quantized& w, DType dtype = f32);
 /// activation(x w^T + bias) for x (..., in), computed in f32; f16 and bf16 results are rounded once.
 Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias = {}, const QuantMatmulArgs& args = {});
 
-/// The quantized weight that a handle stands for, and the options of its products, see handle_of().
-class QuantizedHandle : public StoredMatrix {
- public:
-  explicit QuantizedHandle(Quantized weight, const QuantMatmulArgs& matmul_args = {})
-      : weight(std::move(weight)), matmul_args(matmul_args) {}
-  Shape shape() const override { return {weight.out, weight.in}; }
-  Device device() const override { return weight.codes.device(); }
-  Tensor numbers(DType dtype) const override { return dequantize(weight, dtype); }
-  Tensor linear(const Tensor& x, const Tensor& bias, Activation activation) const override;
-
-  Quantized weight;
-  QuantMatmulArgs matmul_args;
-};
 /// Makes a handle: a tensor that stands for the weight, with shape (out, in) and the given dtype, but without memory.
 Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& matmul_args = {}, DType dtype = f32);
-/// Returns the weight and options that the handle `tensor` stands for; null if the tensor is not a handle.
-const QuantizedHandle* quantized_of(const Tensor& tensor);
 
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 #include "extensions/quantization/eight_bit.h"
 
 #include "extensions/optimizers/fused_rules.h"
-#include "extensions/quantization/block_codes.h"
 #include "optim/rules.h"
 
 namespace lockstep::optim {
@@ -35,10 +34,6 @@ void check_size(const char* op, int64_t size) {
 }
 
 }  // namespace
-
-int64_t Adam8bit::block() const { return code_block; }
-int64_t AdamW8bit::block() const { return code_block; }
-int64_t Lion8bit::block() const { return code_block; }
 
 void Adam8bitOptions::check(const char* op) const { check_size(op, min_8bit_size); }
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adam8bit);

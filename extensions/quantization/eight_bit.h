@@ -2,6 +2,7 @@
 // Optimizers with 8-bit moments (block_codes.h; Dettmers et al., 2022): 1.02 bytes per moment and element instead of 4.
 //
 //   optim::AdamW8bit opt(net.parameters(), {.lr = 3e-4});
+#include "extensions/quantization/block_codes.h"
 #include "optim/optimizer.h"
 
 namespace lockstep::optim {
@@ -20,7 +21,7 @@ struct Adam8bitOptions {
 /// Adam with 8-bit moments.
 class Adam8bit : public OptimizerOf<Adam8bitOptions> {
   LOCKSTEP_OPTIMIZER(Adam8bit);
-  int64_t block() const override;  ///< elements per block of codes
+  int64_t block() const override { return code_block; }
 };
 
 /// The options of Adam8bit, with a different default for weight_decay.
@@ -36,7 +37,7 @@ struct AdamW8bitOptions {
 /// AdamW with 8-bit moments; see Adam8bitOptions.
 class AdamW8bit : public OptimizerOf<AdamW8bitOptions> {
   LOCKSTEP_OPTIMIZER(AdamW8bit);
-  int64_t block() const override;  ///< elements per block of codes
+  int64_t block() const override { return code_block; }
 };
 
 /// The options of Lion, and min_8bit_size as Adam8bitOptions explains it.
@@ -52,7 +53,7 @@ struct Lion8bitOptions {
 /// Lion with 8-bit momentum; see Adam8bitOptions.
 class Lion8bit : public OptimizerOf<Lion8bitOptions> {
   LOCKSTEP_OPTIMIZER(Lion8bit);
-  int64_t block() const override;  ///< elements per block of codes
+  int64_t block() const override { return code_block; }
 };
 
 }  // namespace lockstep::optim

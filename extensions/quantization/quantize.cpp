@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <sstream>
 
@@ -10,6 +11,7 @@
 #include "base/suggest.h"
 #include "nn/cut.h"
 #include "nn/init.h"
+#include "nn/named_fields.h"
 
 namespace lockstep::nn {
 namespace {
@@ -24,35 +26,31 @@ struct WeightPlace {
   bool tied = false;
 };
 
-bool is_skipped(const std::string& name, const std::string& end) { return name == end || name.ends_with("." + end); }
-
-void find_weights(Module& module, const std::string& name, const std::vector<std::string>& skip,
-                  std::set<std::string>& skipped, std::set<const Module*>& visited, std::vector<WeightPlace>& places) {
-  for (const std::string& end : skip)
-    if (is_skipped(name, end)) return void(skipped.insert(end));
-  if (!visited.insert(&module).second) return;
-  if (auto* const linear = dynamic_cast<Linear*>(&module))
-    return places.push_back({name, &linear->weight, &linear->attached});
-  if (auto* const head = dynamic_cast<Head*>(&module)) return places.push_back({name, &head->weight, &head->attached});
-  for (auto& [child, below] : module.children())
-    find_weights(*below, name.empty() ? child : name + "." + child, skip, skipped, visited, places);
-}
-
-std::vector<WeightPlace> find_weights(Module& module, const std::vector<std::string>& skip = {}) {
+std::vector<WeightPlace> find_weights(Module& model, const std::vector<std::string>& skip = {}) {
   std::vector<WeightPlace> places;
   std::set<const Module*> visited;
   std::set<std::string> skipped;
-  find_weights(module, "", skip, skipped, visited, places);
+  const std::function<void(Module&, const std::string&)> visit = [&](Module& module, const std::string& name) {
+    for (const std::string& end : skip)
+      if (name == end || name.ends_with("." + end)) return void(skipped.insert(end));
+    if (!visited.insert(&module).second) return;
+    if (auto* const linear = dynamic_cast<Linear*>(&module))
+      return places.push_back({name, &linear->weight, &linear->attached});
+    if (auto* const head = dynamic_cast<Head*>(&module))
+      return places.push_back({name, &head->weight, &head->attached});
+    for (auto& [child, below] : module.children()) visit(*below, joined(name, child));
+  };
+  visit(model, "");
   std::set<const void*> tables;
-  for (auto& [name, below] : module.named_modules())
-    if (auto* const table = dynamic_cast<Embedding*>(below)) tables.insert(table->weight.impl().get());
-  for (WeightPlace& place : places) place.tied = tables.count(place.weight->impl().get()) > 0;
   std::vector<std::string> known;
-  for (auto& [name, below] : module.named_modules())
+  for (auto& [name, below] : model.named_modules()) {
+    if (auto* const table = dynamic_cast<Embedding*>(below)) tables.insert(table->weight.impl().get());
     if (!name.empty()) known.push_back(name.substr(name.rfind('.') + 1));
+  }
+  for (WeightPlace& place : places) place.tied = tables.count(place.weight->impl().get()) > 0;
   for (const std::string& end : skip)
     LOCKSTEP_CHECK(skipped.count(end) || end == "head" || end == "tokens",
-                   "[quantize] expected skip to name modules of this ", module.kind(), ", got '", end, "'",
+                   "[quantize] expected skip to name modules of this ", model.kind(), ", got '", end, "'",
                    suggestion(end, known));
   return places;
 }
@@ -114,8 +112,7 @@ QuantizeOptions quantize_options(const std::string& name) {
 }
 
 std::string QuantizeReport::text() const {
-  const auto worst = std::max_element(relative_error.begin(), relative_error.end(),
-                                      [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto worst = std::ranges::max_element(relative_error, {}, [](const auto& entry) { return entry.second; });
   std::string out = str(layers, " quantised weights, parameters ",
                         format("%.3g MB -> %.3g MB", double(bytes_before) / 1e6, double(bytes_after) / 1e6));
   if (worst != relative_error.end())
@@ -160,11 +157,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
   return report;
 }
 
-bool is_quantized(Module& model) {
-  for (const WeightPlace& place : find_weights(model))
-    if (quantized_weight(*place.attached)) return true;
-  return false;
-}
+bool is_quantized(Module& model) { return !quantized_metadata(model).empty(); }
 
 std::map<std::string, std::string> quantized_metadata(Module& model) {
   for (const WeightPlace& place : find_weights(model)) {
@@ -193,7 +186,12 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
     }
   }
   std::map<std::string, Tensor> given(state.begin(), state.end());
-  std::vector<std::pair<WeightPlace, Quantized>> found;
+  struct Found {
+    WeightPlace place;
+    Quantized codes;
+    Variable before;
+  };
+  std::vector<Found> found;
   for (const WeightPlace& place : find_weights(model)) {
     const auto codes = given.find(place.name + codes_end), scales = given.find(place.name + scales_end);
     if (codes == given.end() || scales == given.end() || place.attached->store) continue;
@@ -207,19 +205,14 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
     Quantized q{.format = format, .out = place.weight->size(0), .in = place.weight->size(1)};
     q.codes = c.to(device).clone(), q.scales = scales->second.to(device).clone();
     handle_of(q);  // raises if the shapes do not fit
-    found.emplace_back(place, q);
+    found.push_back({place, q, *place.weight});
   }
-  std::vector<Variable> before;
   const MemoryScope scope(Memory::parameter);
-  for (const auto& [place, q] : found) {
-    before.push_back(*place.weight);
-    put_codes(place, q, matmul_args);
-  }
+  for (const auto& [place, codes, before] : found) put_codes(place, codes, matmul_args);
   try {
     model.load_state(state);
   } catch (...) {
-    for (size_t i = 0; i < found.size(); ++i)
-      *found[i].first.weight = before[i], found[i].first.attached->store = nullptr;
+    for (const auto& [place, codes, before] : found) *place.weight = before, place.attached->store = nullptr;
     throw;
   }
 }

@@ -28,20 +28,13 @@ template <class Fn> void with_format(Fp8Format format, Fn&& fn) {
   else fn.template operator()<Fp8Format::e5m2>();
 }
 
-template <Fp8Format format> std::array<float, 256> all_numbers() {
-  std::array<float, 256> numbers;
-  for (int i = 0; i < 256; ++i) numbers[size_t(i)] = decode_fp8<format>(uint8_t(i));
-  return numbers;
-}
-
 }  // namespace
 
 void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale_, Tensor& amax, Tensor& codes, Tensor& turned) {
   const int64_t rows = x.size(0), columns = x.size(1);
   const float scale = *scale_.data<float>();
-  uint8_t *const to = codes.defined() ? codes.data<uint8_t>() : nullptr, *const across = turned.defined()
-                                                                                             ? turned.data<uint8_t>()
-                                                                                             : nullptr;
+  uint8_t* const to = codes.defined() ? codes.data<uint8_t>() : nullptr;
+  uint8_t* const across = turned.defined() ? turned.data<uint8_t>() : nullptr;
   const int64_t blocks = ceil_div(rows, turned_block);
   std::atomic<float> max_abs = 0;
   dispatch<float, Half, BFloat16>(x.dtype(), "cast_fp8", [&]<class T> {
@@ -76,11 +69,11 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale_, Tensor& a
 
 void read_fp8(const Tensor& codes, Fp8Format format, Tensor& out) {
   const uint8_t* const from = codes.data<uint8_t>();
-  static const std::array<float, 256> e4m3 = all_numbers<Fp8Format::e4m3>(), e5m2 = all_numbers<Fp8Format::e5m2>();
-  const std::array<float, 256>& numbers = format == Fp8Format::e4m3 ? e4m3 : e5m2;
   dispatch<float, BFloat16>(out.dtype(), "read_fp8", [&]<class T> {
     std::array<T, 256> table;
-    for (size_t i = 0; i < 256; ++i) table[i] = T(numbers[i]);
+    with_format(format, [&]<Fp8Format f> {
+      for (int i = 0; i < 256; ++i) table[size_t(i)] = T(decode_fp8<f>(uint8_t(i)));
+    });
     T* const to = out.data<T>();
     parallel_for(out.numel(), light_grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) to[i] = table[from[i]];
@@ -88,7 +81,8 @@ void read_fp8(const Tensor& codes, Fp8Format format, Tensor& out) {
   });
 }
 
-bool matmul_fp8(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Fp8Formats, const Tensor&, Tensor&) {
+bool matmul_fp8(const Tensor&, Fp8Format, const Tensor&, const Tensor&, Fp8Format, const Tensor&, const Tensor&,
+                Tensor&) {
   return false;
 }
 

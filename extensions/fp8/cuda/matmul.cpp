@@ -63,16 +63,17 @@ bool is_new_enough() { return std::tuple(cuda::limits().major, cuda::limits().mi
 
 }  // namespace
 
-bool matmul_fp8(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale, Fp8Formats formats,
-                const Tensor& bias, Tensor& out) {
+bool matmul_fp8(const Tensor& a, Fp8Format a_format, const Tensor& a_scale, const Tensor& b, Fp8Format b_format,
+                const Tensor& b_scale, const Tensor& bias, Tensor& out) {
   const int64_t m = out.size(0), n = out.size(1), k = a.size(1);
   if (!is_new_enough() || m % 16 != 0 || n % 16 != 0 || k % 16 != 0) return false;
-  if (formats.a == Fp8Format::e5m2 && formats.b == Fp8Format::e5m2) return false;
+  const bool a_is_e5m2 = a_format == Fp8Format::e5m2, b_is_e5m2 = b_format == Fp8Format::e5m2;
+  if (a_is_e5m2 && b_is_e5m2) return false;
   const auto align = [](const Tensor& x) { return alignment(reinterpret_cast<uint64_t>(x.raw_data())); };
   const bool fuses = bias.defined() && out.dtype() != f32;  // the library's fused biases have 16 bits
-  const Fp8Problem problem{cuda::current_device(),       int64_t(out.dtype()),         m,        n,        k,
-                           formats.a == Fp8Format::e5m2, formats.b == Fp8Format::e5m2, align(a), align(b), align(out),
-                           fuses ? align(bias) : 0};
+  const Fp8Problem problem{
+      cuda::current_device(), int64_t(out.dtype()), m, n, k, a_is_e5m2, b_is_e5m2, align(a), align(b), align(out),
+      fuses ? align(bias) : 0};
   if (problem.align_a < 16 || problem.align_b < 16 || problem.align_out < 16) return false;
   const Product* const plan = plan_for(problem, describe_fp8);
   if (!plan) return false;

@@ -115,63 +115,56 @@ double smaller_value(double f, double g, double h) {
   return large > 0 ? std::fabs(f) * (std::fabs(h) / large) : 0;
 }
 
-class Iteration {
- public:
-  Iteration(std::vector<double>& d, std::vector<double>& e) : d_(d), e_(e) {}
+/// The numbers on the diagonal of a bidiagonal matrix, and those above it.
+using Numbers = std::vector<double>;
 
-  /// One QR sweep over rows and columns low to high, where no number above the diagonal is 0.
-  Sweep sweep(int64_t low, int64_t high, double negligible) {
-    done_ = {size_t(low), {}, {}};
-    const size_t l = size_t(low), h = size_t(high);
-    double least = std::fabs(d_[l]);
-    for (size_t i = l + 1; i <= h; ++i) least = std::min(least, std::fabs(d_[i]));
-    // If a number on the diagonal is 0, a sweep without shift makes the last number above the diagonal 0 too.
-    const double ratio = least > negligible ? smaller_value(d_[h - 1], e_[h - 1], d_[h]) / std::fabs(d_[l]) : 0;
-    if (ratio < 0x1p-26) without_shift(l, h);
-    else with_shift(l, h, ratio * std::fabs(d_[l]));
-    return std::move(done_);
-  }
-
- private:
-  void with_shift(size_t l, size_t h, double shift) {
-    double f = (std::fabs(d_[l]) - shift) * (std::copysign(1.0, d_[l]) + shift / d_[l]), g = e_[l];
-    for (size_t i = l; i < h; ++i) {
-      const Rotation a = rotation_of(f, g);
-      if (i > l) e_[i - 1] = a.r;
-      f = a.c * d_[i] + a.s * e_[i];
-      e_[i] = a.c * e_[i] - a.s * d_[i];
-      g = a.s * d_[i + 1];
-      d_[i + 1] *= a.c;
-      const Rotation b = rotation_of(f, g);
-      d_[i] = b.r;
-      f = b.c * e_[i] + b.s * d_[i + 1];
-      d_[i + 1] = b.c * d_[i + 1] - b.s * e_[i];
-      if (i + 1 < h) {
-        g = b.s * e_[i + 1];
-        e_[i + 1] *= b.c;
-      }
-      done_.right.push_back(a), done_.left.push_back(b);
+void sweep_with_shift(Numbers& d, Numbers& e, size_t l, size_t h, double shift, Sweep& done) {
+  double f = (std::fabs(d[l]) - shift) * (std::copysign(1.0, d[l]) + shift / d[l]), g = e[l];
+  for (size_t i = l; i < h; ++i) {
+    const Rotation a = rotation_of(f, g);
+    if (i > l) e[i - 1] = a.r;
+    f = a.c * d[i] + a.s * e[i];
+    e[i] = a.c * e[i] - a.s * d[i];
+    g = a.s * d[i + 1];
+    d[i + 1] *= a.c;
+    const Rotation b = rotation_of(f, g);
+    d[i] = b.r;
+    f = b.c * e[i] + b.s * d[i + 1];
+    d[i + 1] = b.c * d[i + 1] - b.s * e[i];
+    if (i + 1 < h) {
+      g = b.s * e[i + 1];
+      e[i + 1] *= b.c;
     }
-    e_[h - 1] = f;
+    done.right.push_back(a), done.left.push_back(b);
   }
+  e[h - 1] = f;
+}
 
-  void without_shift(size_t l, size_t h) {
-    Rotation a, b;
-    for (size_t i = l; i < h; ++i) {
-      a = rotation_of(d_[i] * a.c, e_[i]);
-      if (i > l) e_[i - 1] = b.s * a.r;
-      b = rotation_of(b.c * a.r, d_[i + 1] * a.s);
-      d_[i] = b.r;
-      done_.right.push_back(a), done_.left.push_back(b);
-    }
-    const double last = d_[h] * a.c;
-    d_[h] = last * b.c;
-    e_[h - 1] = last * b.s;
+void sweep_without_shift(Numbers& d, Numbers& e, size_t l, size_t h, Sweep& done) {
+  Rotation a, b;
+  for (size_t i = l; i < h; ++i) {
+    a = rotation_of(d[i] * a.c, e[i]);
+    if (i > l) e[i - 1] = b.s * a.r;
+    b = rotation_of(b.c * a.r, d[i + 1] * a.s);
+    d[i] = b.r;
+    done.right.push_back(a), done.left.push_back(b);
   }
+  const double last = d[h] * a.c;
+  d[h] = last * b.c;
+  e[h - 1] = last * b.s;
+}
 
-  std::vector<double>&d_, &e_;
-  Sweep done_;
-};
+/// One QR sweep over rows and columns l to h, where no number above the diagonal is 0.
+Sweep sweep_of(Numbers& d, Numbers& e, size_t l, size_t h, double negligible) {
+  Sweep done{l, {}, {}};
+  double least = std::fabs(d[l]);
+  for (size_t i = l + 1; i <= h; ++i) least = std::min(least, std::fabs(d[i]));
+  // If a number on the diagonal is 0, a sweep without shift makes the last number above the diagonal 0 too.
+  const double ratio = least > negligible ? smaller_value(d[h - 1], e[h - 1], d[h]) / std::fabs(d[l]) : 0;
+  if (ratio < 0x1p-26) sweep_without_shift(d, e, l, h, done);
+  else sweep_with_shift(d, e, l, h, ratio * std::fabs(d[l]), done);
+  return done;
+}
 
 /// Sorts the values d in descending order and reorders the columns of u and v in the same way.
 template <class T> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v) {
@@ -202,19 +195,18 @@ template <class T> double negligible_of(const std::vector<double>& d, const std:
 template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v) {
   const double negligible = negligible_of<T>(d, e);
   if (std::isnan(negligible)) return false;
-  Iteration iteration(d, e);
   Turned<T> vectors(u, v, d.size());
   std::vector<Sweep> sweeps;
-  int64_t high = int64_t(d.size()) - 1, left = 60 * int64_t(d.size());
-  while (high > 0) {  // sweep the last block of rows and columns that is not yet diagonal
-    int64_t low = high;
-    while (low > 0 && std::fabs(e[size_t(low - 1)]) > negligible) --low;
+  size_t left = 60 * d.size();
+  for (size_t high = d.size() - 1; high > 0;) {  // sweep the last block of rows and columns that is not yet diagonal
+    size_t low = high;
+    while (low > 0 && std::fabs(e[low - 1]) > negligible) --low;
     if (low == high) {
       --high;
       continue;
     }
     if (left-- == 0) return false;
-    Sweep done = iteration.sweep(low, high, negligible);
+    Sweep done = sweep_of(d, e, low, high, negligible);
     if (vectors.empty()) continue;
     sweeps.push_back(std::move(done));
     if (sweeps.size() == 16) vectors.rotate(sweeps);

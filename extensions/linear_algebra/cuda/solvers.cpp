@@ -24,21 +24,15 @@ namespace {
 // that size. For LU, Cholesky and triangular solves, the size from which a loop is faster has not been measured.
 constexpr int64_t max_by_jacobi = 32, max_in_batch = 512;
 
-/// Throws unless the call succeeded.
-void must(const char* call, cusolverStatus_t status) {
-  if (status == CUSOLVER_STATUS_SUCCESS) [[likely]]
+/// Throws unless the call succeeded. Status: cusolverStatus_t or cublasStatus_t.
+template <class Status> void must(const char* call, Status status) {
+  if (status == Status()) [[likely]]
     return;
   cuda::check("linalg", cudaPeekAtLastError());  // throws a CUDA error if there is one: it says more
-  fail(str("[linalg] cuSOLVER's ", call, " failed with status ", int(status),
-           "; free device memory, or move the matrices to cpu"));
+  fail(str("[linalg] ", std::is_same_v<Status, cublasStatus_t> ? "cuBLAS" : "cuSOLVER", "'s ", call,
+           " failed with status ", int(status), "; free device memory, or move the matrices to cpu"));
 }
-void must(const char* call, cublasStatus_t status) {
-  if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
-    return;
-  cuda::check("linalg", cudaPeekAtLastError());
-  fail(str("[linalg] cuBLAS's ", call, " failed with status ", int(status),
-           "; free device memory, or move the matrices to cpu"));
-}
+static_assert(CUSOLVER_STATUS_SUCCESS == 0 && CUBLAS_STATUS_SUCCESS == 0);
 
 /// The handles of cuSOLVER and cuBLAS. One thread at a time may use them, on one stream, because their internal memory
 /// is reused in the order of that stream. They live as long as the process.
@@ -142,6 +136,12 @@ std::vector<int64_t> either(const Tensor& first, const Tensor& second) {
     if (both[i] == 0) both[i] = both[count + i];
   both.resize(count);
   return both;
+}
+
+/// A copy with zeros in place of matrices that are not finite: NVIDIA does not say what the iterations do with those.
+Tensor only_finite(const Tensor& a, Tensor& finite) {
+  finite = all(isfinite(a), {1, 2});
+  return where(finite.view({-1, 1, 1}), a, zeros({}, {a.dtype(), a.device()})).contiguous();
 }
 
 /// LU factors of a batch. `places` holds the addresses of its matrices if one call factored them all, else it is
@@ -265,16 +265,6 @@ void qr(const Tensor& a, Tensor& q, Tensor& r) {
   });
   q.copy_(work.narrow(1, 0, columns).transpose(1, 2));
 }
-
-namespace {
-
-/// A copy with zeros in place of matrices that are not finite: NVIDIA does not say what the iterations do with those.
-Tensor only_finite(const Tensor& a, Tensor& finite) {
-  finite = all(isfinite(a), {1, 2});
-  return where(finite.view({-1, 1, 1}), a, zeros({}, {a.dtype(), a.device()})).contiguous();
-}
-
-}  // namespace
 
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
   const Lease on;

@@ -16,7 +16,6 @@
 #include "base/suggest.h"
 #include "extensions/quantization/activations.h"
 #include "extensions/quantization/cpu/quantized_kernels.h"
-#include "extensions/quantization/kernels.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/storage.h"
 
@@ -42,19 +41,19 @@ std::atomic<const QuantizedKernels*>& chosen() {
   return kernels;
 }
 
-/// Adds the bias to a matrix of `rows` x n values at `at`, whose rows are ld apart, and applies f to each value.
-template <class F> void map_rows(float* at, int64_t rows, int64_t n, int64_t ld, const float* bias, F f) {
+/// Adds the bias to a matrix of `rows` x n values at `at`, whose rows are ld apart, and applies the activation.
+template <Activation activation> void map_rows(float* at, int64_t rows, int64_t n, int64_t ld, const float* bias) {
   for (int64_t r = 0; r < rows; ++r, at += ld)
-    for (int64_t j = 0; j < n; ++j) at[j] = f(bias ? at[j] + bias[j] : at[j]);
+    for (int64_t j = 0; j < n; ++j) at[j] = activate(bias ? at[j] + bias[j] : at[j], activation);
 }
 
 void finish(Activation activation, float* at, int64_t rows, int64_t n, int64_t ld, const float* bias) {
   switch (activation) {
-    case Activation::none: return bias ? map_rows(at, rows, n, ld, bias, [](float x) { return x; }) : void();
-    case Activation::relu: return map_rows(at, rows, n, ld, bias, [](float x) { return relu_of(x); });
-    case Activation::gelu_tanh: return map_rows(at, rows, n, ld, bias, [](float x) { return gelu_tanh_of(x); });
-    case Activation::gelu_erf: return map_rows(at, rows, n, ld, bias, [](float x) { return gelu_erf_of(x); });
-    case Activation::silu: return map_rows(at, rows, n, ld, bias, [](float x) { return silu_of(x); });
+    case Activation::none: return bias ? map_rows<Activation::none>(at, rows, n, ld, bias) : void();
+    case Activation::relu: return map_rows<Activation::relu>(at, rows, n, ld, bias);
+    case Activation::gelu_tanh: return map_rows<Activation::gelu_tanh>(at, rows, n, ld, bias);
+    case Activation::gelu_erf: return map_rows<Activation::gelu_erf>(at, rows, n, ld, bias);
+    case Activation::silu: return map_rows<Activation::silu>(at, rows, n, ld, bias);
   }
 }
 
@@ -103,38 +102,43 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
   });
 }
 
-/// Quantizes one row of x, except the columns listed in `kept`.
-void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
-  size_t next = 0;
+/// The largest magnitude of n numbers, which ignores NaN, and whether all are finite.
+struct Magnitude {
   float max_abs = 0;
   bool finite = true;
-  const auto each_run = [&](auto&& fn) {  // the runs of columns between those in `kept`
-    int64_t from = 0;
-    for (next = 0; next <= kept.size(); ++next) {
-      const int64_t to = next < kept.size() ? kept[next] : in;
-      fn(from, to);
-      from = to + 1;
-    }
-  };
-  each_run([&](int64_t from, int64_t to) {
-    for (int64_t j = from; j < to; ++j) {
-      const float a = std::abs(x[j]);
-      max_abs = a > max_abs ? a : max_abs;
-      finite &= a <= std::numeric_limits<float>::max();
-    }
-  });
-  if (!finite) {  // the result is not finite either
-    *scale = std::numeric_limits<float>::quiet_NaN();
-    return;
+};
+Magnitude magnitude_of(const float* x, int64_t n) {
+  Magnitude found;
+  for (int64_t j = 0; j < n; ++j) {
+    const float a = std::abs(x[j]);
+    found.max_abs = a > found.max_abs ? a : found.max_abs;
+    found.finite &= a <= std::numeric_limits<float>::max();
   }
+  return found;
+}
+/// The code that is nearest to x / scale.
+int32_t code_of(float x, float scale, float max_code) {
+  return int32_t(std::min(max_code, std::max(-max_code, std::nearbyint(x / scale))));
+}
+
+void sort_unique(std::vector<int64_t>& all) {
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+}
+
+/// Quantizes one row of x, except the columns listed in `kept`; the codes are 0 before.
+void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
+  std::vector<float> quantized;  // x, with zeros in the columns that are not quantized
+  if (!kept.empty()) {
+    quantized.assign(x, x + in);
+    for (const int64_t column : kept) quantized[size_t(column)] = 0;
+    x = quantized.data();
+  }
+  const auto [max_abs, finite] = magnitude_of(x, in);
   const float s = max_abs > 0 ? max_abs / 127 : 1;
-  *scale = s;
-  each_run([&](int64_t from, int64_t to) {
-    for (int64_t j = from; j < to; ++j) {
-      const float q = std::nearbyint(x[j] / s);
-      codes[j] = int8_t(int32_t(std::min(127.f, std::max(-127.f, q))));
-    }
-  });
+  *scale = finite ? s : std::numeric_limits<float>::quiet_NaN();  // then the result is not finite either
+  if (!finite) return;
+  for (int64_t j = 0; j < in; ++j) codes[j] = int8_t(code_of(x[j], s, 127));
 }
 
 void dynamic(const Tensor& x, const Quantized& w, const float* bias, const QuantMatmulArgs& args, Tensor& out) {
@@ -144,8 +148,7 @@ void dynamic(const Tensor& x, const Quantized& w, const float* bias, const Quant
   const int64_t rows = x.size(0), x_row = coded.codes.size(1);
   std::vector<int64_t> columns;  // columns that at least one row keeps unquantized
   for (const auto& kept : coded.kept) columns.insert(columns.end(), kept.begin(), kept.end());
-  std::sort(columns.begin(), columns.end());
-  columns.erase(std::unique(columns.begin(), columns.end()), columns.end());
+  sort_unique(columns);
   const int8_t* const codes = coded.codes.data<int8_t>();
   const float *const x_scales = coded.scales.data<float>(), *const from = x.data<float>(),
                      *const scales = w.scales.data<float>();
@@ -206,13 +209,7 @@ bool make_codes(const Tensor& w, Quantized& to) {
       for (int64_t g = 0; g < groups; ++g) {
         const float* const x = from + o * to.in + g * size;
         const int64_t n = std::min(size, to.in - g * size);
-        float max_abs = 0;
-        bool good = true;
-        for (int64_t j = 0; j < n; ++j) {
-          const float a = std::abs(x[j]);
-          max_abs = a > max_abs ? a : max_abs;
-          good &= a <= std::numeric_limits<float>::max();
-        }
+        const auto [max_abs, good] = magnitude_of(x, n);
         float scale = max_abs / max_code;
         // the kernels multiply the scale of 4-bit codes by -8, and the product must not overflow
         if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {
@@ -223,9 +220,7 @@ bool make_codes(const Tensor& w, Quantized& to) {
         const float rounded = float(Half(scale));
         if (!by_row && std::abs(rounded - scale) <= scale / 512) scale = rounded;
         to.scales.data<float>()[o * groups + g] = scale;
-        const auto code = [&](int64_t j) {
-          return int32_t(std::min(max_code, std::max(-max_code, std::nearbyint(x[j] / scale))));
-        };
+        const auto code = [&](int64_t j) { return code_of(x[j], scale, max_code); };
         if (four)
           for (int64_t j = 0; j < 16; ++j)
             codes[(o * groups + g) * 16 + j] =
@@ -247,11 +242,8 @@ void read_quantized(const Tensor& codes, const Tensor& scales, QuantFormat forma
         T* const line = out.data<T>() + o * w.in;
         for (int64_t j = 0; j < w.in; ++j) {
           const int64_t g = j / quant_group, i = j % quant_group;
-          const int64_t at = w.format == QuantFormat::row8 ? o : o * matrix.groups + g;
-          const float scale = matrix.wide ? w.scales.data<float>()[at] : float(w.scales.data<Half>()[at]);
-          const int code =
-              w.format == QuantFormat::group4 ? ((row[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8 : int(int8_t(row[j]));
-          line[j] = T(float(code) * scale);
+          const int code = matrix.four ? ((row[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8 : int(int8_t(row[j]));
+          line[j] = T(float(code) * matrix.scale(o, j));
         }
       }
     });
@@ -276,10 +268,8 @@ CodedRows code_rows(const Tensor& x, const QuantMatmulArgs& args) {
       }
     }
     if (args.full_columns && rows > 0) {
-      std::vector<int64_t>& all = coded.kept[0];
-      std::sort(all.begin(), all.end());
-      all.erase(std::unique(all.begin(), all.end()), all.end());
-      std::fill(coded.kept.begin() + 1, coded.kept.end(), all);
+      sort_unique(coded.kept[0]);
+      std::fill(coded.kept.begin() + 1, coded.kept.end(), coded.kept[0]);
     }
   }
   static const std::vector<int64_t> none;

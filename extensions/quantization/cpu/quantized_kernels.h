@@ -2,29 +2,13 @@
 // The kernels that quantized.cpp calls: one set for each instruction set. quantized_simd.cpp implements the sets.
 #include <cstdint>
 
-#include "extensions/quantization/codes.h"
+#include "extensions/quantization/kernels.h"
 
 namespace lockstep::on_cpu {
 
-/// A quantized matrix as pointers and sizes.
-struct CodedMatrix {
-  QuantFormat format;
-  const uint8_t* codes;
-  const void* scales;
-  bool wide;  ///< true: scales are f32; false: f16
-  int64_t in, row_bytes, groups;
-
-  /// Points into the memory of w, which must stay alive.
-  explicit CodedMatrix(const Quantized& w)
-      : format(w.format),
-        codes(static_cast<const uint8_t*>(w.codes.raw_data())),
-        scales(w.scales.raw_data()),
-        wide(w.scales.dtype() == f32),
-        in(w.in),
-        row_bytes(w.codes.size(1)),
-        groups((w.in + quant_group - 1) / quant_group) {}
-  const uint8_t* row(int64_t o) const { return codes + o * row_bytes; }  ///< codes of row o
-};
+/// The address from which codes are prefetched, byte after byte, while the rows before `o` are processed. Requests that
+/// alternate between rows get a third of the bandwidth of a single stream.
+inline const uint8_t* codes_after(const CodedMatrix& w, int64_t o) { return w.row(o) + 4096; }
 
 inline constexpr int64_t panel_columns = 32;    ///< outputs whose weights are decoded together
 inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()

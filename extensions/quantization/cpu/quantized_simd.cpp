@@ -78,8 +78,6 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
   }
 }
 
-#include "extensions/quantization/cpu/quantized_kernels.inc"
-
 /// Dot products of codes. vpdpbusd multiplies unsigned by signed bytes: 128 is added to each code of x, and 128 times
 /// the sum of w's codes is subtracted at the end.
 template <int rows, int cols>
@@ -121,7 +119,7 @@ bool works() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
 }
-#include "extensions/quantization/cpu/quantized_dots.inc"
+#include "extensions/quantization/cpu/quantized_kernels.inc"
 
 }  // namespace
 const QuantizedKernels kernels{"avx512", works, few, many, dots};
@@ -177,8 +175,6 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
   }
 }
 
-#include "extensions/quantization/cpu/quantized_kernels.inc"
-
 /// Dot products of codes, multiplied as 16-bit integers, because vpmaddubsw would saturate.
 template <int rows, int cols>
 LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out,
@@ -221,7 +217,7 @@ LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x,
 
 // FMA implies F16C, which not all compilers can query.
 bool works() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#include "extensions/quantization/cpu/quantized_dots.inc"
+#include "extensions/quantization/cpu/quantized_kernels.inc"
 
 }  // namespace
 const QuantizedKernels kernels{"avx2", works, few, many, dots};
@@ -279,8 +275,6 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
   }
 }
 
-#include "extensions/quantization/cpu/quantized_kernels.inc"
-
 template <int rows, int cols>
 void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out, int64_t ld) {
   for (int r = 0; r < rows; ++r)
@@ -295,7 +289,7 @@ void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, 
 }
 
 bool works() { return true; }
-#include "extensions/quantization/cpu/quantized_dots.inc"
+#include "extensions/quantization/cpu/quantized_kernels.inc"
 
 }  // namespace
 const QuantizedKernels kernels{"portable", works, few, many, dots};

@@ -153,25 +153,20 @@ void update_coded(const char* op, Tensor& p, const Tensor& grad, const BlockCode
   dispatch<float, Half, BFloat16>(grad.dtype(), op, [&]<class G> {
     const G* const gradients = grad.data<G>();
     each_block(p.numel(), [&](int64_t block, int64_t first, int64_t n) {
-      alignas(64) float moments[states][code_block], padded[code_block];
-      alignas(64) G padded_gradient[code_block];
+      alignas(64) float moments[states][code_block], short_value[code_block];
+      alignas(64) G short_gradient[code_block];
       uint8_t some[code_block];
       const bool is_short = n < code_block;
-      float *at[states + 1] = {}, *value = values + first;
-      const G* gradient = gradients + first;
-      if (is_short) {
-        std::fill(std::copy(value, value + n, padded), padded + code_block, 0.F);
-        std::fill(std::copy(gradient, gradient + n, padded_gradient), padded_gradient + code_block, G(0.F));
-        value = padded, gradient = padded_gradient;
-      }
+      const auto padded = [&](auto* from, auto* room) -> decltype(from) {  // a short block with zeros behind it
+        if (!is_short) return from;
+        std::fill(std::copy(from, from + n, room), room + code_block, std::remove_pointer_t<decltype(room)>(0));
+        return room;
+      };
+      float *at[states + 1] = {}, *const value = padded(values + first, short_value);
+      const G* const gradient = padded(gradients + first, short_gradient);
       for (int k = 0; k < states; ++k) {
-        const uint8_t* own = codes[k] + first;
-        if (is_short) {
-          std::fill(std::copy(own, own + n, some), some + code_block, uint8_t(0));
-          own = some;
-        }
         at[k] = moments[k];
-        decode_block(own, absmax[k][block], *maps[k], at[k]);
+        decode_block(padded(codes[k] + first, some), absmax[k][block], *maps[k], at[k]);
         if (is_short) std::fill(at[k] + n, at[k] + code_block, 0.F);
       }
       step_vectors<states>(value, gradient, at, code_block / lane_count<float>, step);

@@ -20,22 +20,9 @@ constexpr int warps_of_block = 4, threads = 256;
 constexpr int columns_of_mask = 32;
 
 /// A quantized matrix on the device.
-struct CardCodes {
-  const void *codes, *scales;
-  int64_t out, in, row_bytes, groups;
-  bool by_row, wide;  ///< by_row: a scale for each row; wide: scales are f32, else f16
-  bool aligned;       ///< rows of codes begin at multiples of 16 bytes
-
-  explicit CardCodes(const Quantized& w)
-      : codes(w.codes.raw_data()),
-        scales(w.scales.raw_data()),
-        out(w.out),
-        in(w.in),
-        row_bytes(w.codes.size(1)),
-        groups((w.in + quant_group - 1) / quant_group),
-        by_row(w.format == QuantFormat::row8),
-        wide(w.scales.dtype() == f32),
-        aligned(is_aligned(static_cast<const uint8_t*>(codes), 16) && row_bytes % 16 == 0) {}
+struct CardCodes : CodedMatrix {
+  explicit CardCodes(const Quantized& w) : CodedMatrix(w), aligned(is_aligned(codes, 16) && row_bytes % 16 == 0) {}
+  bool aligned;  ///< rows of codes begin at multiples of 16 bytes
 };
 
 /// A matrix whose rows have n numbers each and, if `aligned`, begin at multiples of 16 bytes.
@@ -65,17 +52,13 @@ template <bool four> inline constexpr int codes_at_once = four ? 32 : 16;
 /// Reads 16 bytes of codes of row o, starting with the code of number k. Bytes past the end of the row are 0.
 template <bool four> __device__ inline Codes codes_at(const CardCodes& w, int64_t o, int64_t k) {
   const int64_t first = four ? k / 2 : k;
-  const uint8_t* const from = static_cast<const uint8_t*>(w.codes) + o * w.row_bytes + first;
+  const uint8_t* const from = w.codes + o * w.row_bytes + first;
   if (w.aligned) return *reinterpret_cast<const Codes*>(from);
   Codes all{};
 #pragma unroll
   for (int i = 0; i < 16; ++i)
     if (first + i < w.row_bytes) all.words[i / 4] |= uint32_t(from[i]) << (i % 4 * 8);
   return all;
-}
-__device__ inline float scale_at(const CardCodes& w, int64_t o, int64_t k) {
-  const int64_t at = w.by_row ? o : o * w.groups + k / quant_group;
-  return w.wide ? static_cast<const float*>(w.scales)[at] : float(static_cast<const Half*>(w.scales)[at]);
 }
 /// The code in byte i of a word, as a float. With `four`, a byte holds two codes, and `high` selects the upper one. For
 /// a small integer n, 0x4b000000 | n are the bits of the float 2^23 + n. This is cheaper than a conversion.
@@ -86,15 +69,7 @@ template <bool four> __device__ inline float number_of(uint32_t word, int i, boo
 
 /// Adds the bias and applies the activation.
 template <class T> __device__ inline float finished(float y, const T* bias, int64_t o, Activation activation) {
-  if (bias) y += float(bias[o]);
-  switch (activation) {
-    case Activation::none: return y;
-    case Activation::relu: return relu_of(y);
-    case Activation::gelu_tanh: return gelu_tanh_of(y);
-    case Activation::gelu_erf: return gelu_erf_of(y);
-    case Activation::silu: return silu_of(y);
-  }
-  return y;
+  return activate(bias ? y + float(bias[o]) : y, activation);
 }
 
 /// Writes `outs` outputs of each of `max_rows` rows: lane i writes output o0 + i / max_rows of row r0 + i % max_rows.
@@ -124,7 +99,7 @@ __global__ void __launch_bounds__(warps_of_block* warp)
       for (int o = 0; o < outs; ++o) {
         const int64_t row = ::min(o0 + o, w.out - 1);
         codes[o] = codes_at<four>(w, row, k);
-        scales[o] = scale_at(w, row, k);
+        scales[o] = w.scale(row, k);
       }
 #pragma unroll
       for (int part = 0; part < step / 4; ++part) {  // four numbers; the high halves of bytes (4-bit codes) come last
@@ -164,7 +139,7 @@ __global__ void __launch_bounds__(threads) decode_kernel(CardCodes w, int64_t pi
        i += int64_t(gridDim.x) * threads) {
     const int64_t o = i / pieces_of_row, k = i % pieces_of_row * step;
     const Codes codes = codes_at<four>(w, o, k);
-    const float scale = scale_at(w, o, k);
+    const float scale = w.scale(o, k);
 #pragma unroll
     for (int part = 0; part < step / 4; ++part) {
       const int64_t first = k + part * 4;
@@ -278,7 +253,7 @@ __global__ void __launch_bounds__(warps_of_block* warp, max_rows == 1 ? 8 : 3)
 #pragma unroll
           for (int o = 0; o < outs; ++o) {
             const int64_t output = ::min(o0 + o, w.out - 1);
-            const float code = float(static_cast<const int8_t*>(w.codes)[output * w.in + column]);
+            const float code = float(reinterpret_cast<const int8_t*>(w.codes)[output * w.in + column]);
             more[o][r] += number * (code * w_scales[output]);
           }
         }
