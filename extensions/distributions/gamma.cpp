@@ -1,5 +1,5 @@
-// Gamma, Exponential and Beta. See gamma.h.
-#include "extensions/distributions/gamma.h"
+// Gamma, Exponential and Beta. See distributions.h.
+#include "extensions/distributions/distributions.h"
 
 #include <cmath>
 
@@ -12,18 +12,14 @@ double least_of(DType dtype) { return dtype == f64 ? 0x1p-1022 : dtype == f16 ? 
 double max_below_one(DType dtype) {
   return 1 - (dtype == f64 ? 0x1p-53 : dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24);
 }
-Tensor positive(const Tensor& x) { return above(x, 0); }
-Tensor in_unit(const Tensor& x) { return logical_and(at_least(x, 0), le(x, full({}, 1, {x.dtype(), x.device()}))); }
 
 }  // namespace
 
-Gamma::Gamma(const Parameter& shape, const Parameter& speed) : Gamma(broadcast("Gamma", {shape, speed})) {}
-Gamma::Gamma(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), concentration(p[0]), rate(p[1]) {
-  check_parameter(name(), "concentration > 0", concentration, positive(concentration.tensor()));
-  check_parameter(name(), "rate > 0", rate, positive(rate.tensor()));
+Gamma::Gamma(const Parameter& shape, const Parameter& speed) : Distribution("Gamma") {
+  take({{shape, concentration, "concentration > 0", positive}, {speed, rate, "rate > 0", positive}});
 }
 Variable Gamma::log_prob(const Variable& value) const {
-  const Variable x = checked(value, rate, ">= 0", [](const Tensor& v) { return at_least(v, 0); });
+  const Variable x = checked(value, rate, ">= 0", not_negative);
   return concentration * log(rate) + x_log_y(concentration - 1.0, x) - rate * x - lgamma(concentration);
 }
 Variable Gamma::entropy() const {
@@ -35,24 +31,19 @@ Variable Gamma::draw(const Shape& shape) const {
   return clamp(x, least_of(rate.dtype()), INFINITY).to(rate.dtype());
 }
 
-Exponential::Exponential(const Parameter& speed) : Exponential(broadcast("Exponential", {speed})) {}
-Exponential::Exponential(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), rate(p[0]) {
-  check_parameter(name(), "rate > 0", rate, positive(rate.tensor()));
+Exponential::Exponential(const Parameter& speed) : Distribution("Exponential") {
+  take({{speed, rate, "rate > 0", positive}});
 }
 Variable Exponential::log_prob(const Variable& value) const {
-  const Variable x = checked(value, rate, ">= 0", [](const Tensor& v) { return at_least(v, 0); });
-  return log(rate) - rate * x;
+  return log(rate) - rate * checked(value, rate, ">= 0", not_negative);
 }
 Variable Exponential::draw(const Shape& shape) const {
   const Variable speed = wide(rate);
   return (Variable(neg(log1p(neg(rand(shape, options_of(speed)))))) / speed).to(rate.dtype());
 }
 
-Beta::Beta(const Parameter& one, const Parameter& zero) : Beta(broadcast("Beta", {one, zero})) {}
-Beta::Beta(const std::vector<Variable>& p)
-    : Distribution(p[0].shape(), {}), concentration1(p[0]), concentration0(p[1]) {
-  check_parameter(name(), "concentration1 > 0", concentration1, positive(concentration1.tensor()));
-  check_parameter(name(), "concentration0 > 0", concentration0, positive(concentration0.tensor()));
+Beta::Beta(const Parameter& one, const Parameter& zero) : Distribution("Beta") {
+  take({{one, concentration1, "concentration1 > 0", positive}, {zero, concentration0, "concentration0 > 0", positive}});
 }
 Variable Beta::log_prob(const Variable& value) const {
   const Variable x = checked(value, concentration1, "in [0, 1]", in_unit), a = concentration1, b = concentration0;

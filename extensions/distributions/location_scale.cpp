@@ -1,5 +1,5 @@
-// Normal, LogNormal, Laplace, Uniform and StudentT. See location_scale.h.
-#include "extensions/distributions/location_scale.h"
+// Normal, LogNormal, Laplace, Uniform and StudentT. See distributions.h.
+#include "extensions/distributions/distributions.h"
 
 #include <cmath>
 #include <numbers>
@@ -16,9 +16,8 @@ double epsilon(DType dtype) {
 
 }  // namespace
 
-Normal::Normal(const Parameter& mean, const Parameter& deviation) : Normal(broadcast("Normal", {mean, deviation})) {}
-Normal::Normal(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), loc(p[0]), scale(p[1]) {
-  check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
+Normal::Normal(const Parameter& mean, const Parameter& deviation) : Distribution("Normal") {
+  take({{mean, loc}, {deviation, scale, "scale > 0", positive}});
 }
 Variable Normal::log_prob(const Variable& value) const {
   const Variable x = checked(value, loc, "without NaN", is_finite);
@@ -32,9 +31,9 @@ Variable Normal::draw_wide(const Shape& shape) const {
 Variable Normal::draw(const Shape& shape) const { return draw_wide(shape).to(loc.dtype()); }
 
 LogNormal::LogNormal(const Parameter& loc, const Parameter& scale)
-    : Distribution(broadcast("LogNormal", {loc, scale})[0].shape(), {}), base(loc, scale) {}
+    : Distribution("LogNormal", broadcast("LogNormal", {loc, scale})[0].shape()), base(loc, scale) {}
 Variable LogNormal::log_prob(const Variable& value) const {
-  const Variable x = log(checked(value, base.loc, "> 0", [](const Tensor& v) { return above(v, 0); }));
+  const Variable x = log(checked(value, base.loc, "> 0", positive));
   return base.log_prob(x) - x;
 }
 Variable LogNormal::variance() const {
@@ -43,9 +42,8 @@ Variable LogNormal::variance() const {
 }
 Variable LogNormal::draw(const Shape& shape) const { return exp(base.draw_wide(shape)).to(base.loc.dtype()); }
 
-Laplace::Laplace(const Parameter& mean, const Parameter& width) : Laplace(broadcast("Laplace", {mean, width})) {}
-Laplace::Laplace(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), loc(p[0]), scale(p[1]) {
-  check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
+Laplace::Laplace(const Parameter& mean, const Parameter& width) : Distribution("Laplace") {
+  take({{mean, loc}, {width, scale, "scale > 0", positive}});
 }
 Variable Laplace::log_prob(const Variable& value) const {
   const Variable x = checked(value, loc, "without NaN", is_finite);
@@ -58,8 +56,8 @@ Variable Laplace::draw(const Shape& shape) const {
   return (mean - wide(scale) * Variable(mul(sign(u), log1p(neg(abs(u)))))).to(loc.dtype());
 }
 
-Uniform::Uniform(const Parameter& from, const Parameter& to) : Uniform(broadcast("Uniform", {from, to})) {}
-Uniform::Uniform(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), low(p[0]), high(p[1]) {
+Uniform::Uniform(const Parameter& from, const Parameter& to) : Distribution("Uniform") {
+  take({{from, low}, {to, high}});
   check_parameter(name(), "low < high, that is high - low > 0", high - low, lt(low, high));
 }
 Variable Uniform::log_prob(const Variable& value) const {
@@ -79,11 +77,8 @@ Variable Uniform::draw(const Shape& shape) const {
   return where(lt(x, high), x, before);
 }
 
-StudentT::StudentT(const Parameter& freedom, const Parameter& mean, const Parameter& width)
-    : StudentT(broadcast("StudentT", {freedom, mean, width})) {}
-StudentT::StudentT(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}), df(p[0]), loc(p[1]), scale(p[2]) {
-  check_parameter(name(), "df > 0", df, above(df.tensor(), 0));
-  check_parameter(name(), "scale > 0", scale, above(scale.tensor(), 0));
+StudentT::StudentT(const Parameter& freedom, const Parameter& mean, const Parameter& width) : Distribution("StudentT") {
+  take({{freedom, df, "df > 0", positive}, {mean, loc}, {width, scale, "scale > 0", positive}});
 }
 Variable StudentT::log_prob(const Variable& value) const {
   const Variable x = checked(value, loc, "without NaN", is_finite);

@@ -1,9 +1,10 @@
-// Dirichlet and MultivariateNormal. See multivariate.h.
-#include "extensions/distributions/multivariate.h"
+// Dirichlet and MultivariateNormal. See distributions.h.
+#include "extensions/distributions/distributions.h"
 
 #include <cmath>
 #include <numbers>
 
+#include "autograd/loss_common.h"
 #include "extensions/linear_algebra/linear_algebra.h"
 
 namespace lockstep::distributions {
@@ -16,33 +17,16 @@ Shape leading(const char* name, const Variable& x, int events) {
   return Shape(x.shape().begin(), x.shape().end() - events);
 }
 
-Shape joined(const Shape& batch, std::initializer_list<int64_t> event) {
-  Shape shape = batch;
-  for (const int64_t size : event) shape.push_back(size);
-  return shape;
-}
-
-/// The batch shape of loc (..., n) and tril (..., n, n): the broadcast of their leading dims. Error if they do not fit.
-Shape batch_of_both(const Variable& loc, const Variable& tril) {
-  const char* const name = "MultivariateNormal";
-  const Shape a = leading(name, loc, 1), b = leading(name, tril, 2);
-  const int64_t n = loc.size(-1);
-  LOCKSTEP_CHECK(tril.size(-1) == n && tril.size(-2) == n && tril.dtype() == loc.dtype(), "[", name,
-                 "] expected loc (..., n) and scale_tril (..., n, n) of one dtype, got ", loc.dtype(), " ", loc.shape(),
-                 " and ", tril.dtype(), " ", tril.shape(), "; convert or reshape one of them");
-  return broadcast_shapes(name, a, b);
-}
-
 }  // namespace
 
 Dirichlet::Dirichlet(const Variable& c)
-    : Distribution(leading("Dirichlet", c, 1), {c.dim() > 0 ? c.size(-1) : 0}), concentration(c) {
-  check_parameter(name(), "concentration > 0", c, above(c.tensor(), 0));
+    : Distribution("Dirichlet", leading("Dirichlet", c, 1), {c.dim() > 0 ? c.size(-1) : 0}), concentration(c) {
+  check_parameter(name(), "concentration > 0", c, positive(c.tensor()));
 }
 Variable Dirichlet::log_prob(const Variable& value) const {
   const Variable x = checked(value, concentration, "in [0, 1] that sum to 1", [](const Tensor& v) {
     const Tensor off = abs(sum(v, {-1}, true) - 1.0);
-    return logical_and(at_least(v, 0), lt(off, full({}, 1e-6, {v.dtype(), v.device()})));
+    return logical_and(not_negative(v), lt(off, constant(1e-6, v)));
   });
   return sum(x_log_y(concentration - 1.0, x), {-1}) + lgamma(sum(concentration, {-1})) -
          sum(lgamma(concentration), {-1});
@@ -64,13 +48,18 @@ Variable Dirichlet::draw(const Shape& shape) const {
 }
 
 MultivariateNormal::MultivariateNormal(const Variable& mean, const Variable& tril)
-    : Distribution(batch_of_both(mean, tril), {mean.size(-1)}) {
+    : Distribution("MultivariateNormal") {
+  const Shape a = leading(name(), mean, 1), b = leading(name(), tril, 2);
   const int64_t n = mean.size(-1);
-  loc = mean.expand(joined(batch_shape(), {n}));
-  scale_tril = tril.expand(joined(batch_shape(), {n, n}));
+  LOCKSTEP_CHECK(tril.size(-1) == n && tril.size(-2) == n && tril.dtype() == mean.dtype(), "[", name(),
+                 "] expected loc (..., n) and scale_tril (..., n, n) of one dtype, got ", mean.dtype(), " ",
+                 mean.shape(), " and ", tril.dtype(), " ", tril.shape(), "; convert or reshape one of them");
+  batch_ = broadcast_shapes(name(), a, b), event_ = Shape{n};
+  loc = mean.expand(joined(batch_, event_));
+  scale_tril = tril.expand(joined(batch_, {n, n}));
   const Tensor& l = scale_tril.tensor();
   const Variable diagonal(l.diagonal(0, -2, -1));
-  check_parameter(name(), "scale_tril with a diagonal > 0", diagonal, above(diagonal.tensor(), 0));
+  check_parameter(name(), "scale_tril with a diagonal > 0", diagonal, positive(diagonal.tensor()));
   check_parameter(name(), "a lower scale_tril", scale_tril, eq(lockstep::tril(l), l));
 }
 Variable MultivariateNormal::half_log_determinant() const { return sum(log(scale_tril.diagonal(0, -2, -1)), {-1}); }
