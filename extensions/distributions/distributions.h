@@ -8,7 +8,7 @@
 
 namespace lockstep::distributions {
 
-// --- with a location and a scale, and Uniform (location_scale.cpp) ---
+// --- with a location and a scale, and Uniform ---
 
 /// The normal distribution with mean loc and standard deviation scale.
 struct Normal : Distribution {
@@ -66,7 +66,7 @@ struct StudentT : Distribution {
   Variable df, loc, scale;
 };
 
-// --- over positive numbers, and Beta (gamma.cpp) ---
+// --- over positive numbers, and Beta ---
 
 /// Density proportional to x^(concentration - 1) e^(-rate x).
 struct Gamma : Distribution {
@@ -102,7 +102,7 @@ struct Beta : Distribution {
   Variable concentration1, concentration0;
 };
 
-// --- over vectors: the last dim is the event (multivariate.cpp) ---
+// --- over vectors: the last dim is the event ---
 
 /// Vectors of positive numbers that sum to 1.
 struct Dirichlet : Distribution {
@@ -129,7 +129,7 @@ struct MultivariateNormal : Distribution {
   Variable loc, scale_tril;
 };
 
-// --- over integers: without rsample() (discrete.cpp) ---
+// --- over integers: without rsample() ---
 
 /// 1 with probability probs, else 0. Samples have the dtype of probs.
 struct Bernoulli : Distribution {
