@@ -44,7 +44,7 @@ void Distribution::take(std::initializer_list<Given> parameters) {
   size_t i = 0;
   for (const Given& p : parameters) p.member = values[i++];
   for (const Given& p : parameters)
-    if (p.good) check_parameter(name_, p.condition, p.member, p.good(p.member.tensor()));
+    if (p.good) check_values(name_, p.condition, p.member.tensor(), p.good(p.member.tensor()));
 }
 
 std::vector<Variable> broadcast(const char* name, const std::vector<Parameter>& parameters) {
@@ -66,10 +66,6 @@ std::vector<Variable> broadcast(const char* name, const std::vector<Parameter>& 
   for (const Parameter& p : parameters)
     all.push_back(p.value().defined() ? p.value().expand(shape) : Variable(full(shape, p.number(), options)));
   return all;
-}
-
-void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good) {
-  check_values(name, expected, values.tensor(), good);
 }
 
 Tensor above(const Tensor& x, double low) { return gt(x, constant(low, x)); }

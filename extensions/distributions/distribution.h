@@ -74,8 +74,6 @@ class Distribution {
 
 /// Converts parameters to variables of one floating dtype, device and shape. Error if dtypes or devices differ.
 std::vector<Variable> broadcast(const char* name, const std::vector<Parameter>& parameters);
-/// Error, with the first bad value, if `good` is false anywhere.
-void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good);
 Tensor above(const Tensor& x, double low);     ///< x > low
 Tensor positive(const Tensor& x);              ///< x > 0
 Tensor not_negative(const Tensor& x);          ///< x >= 0

@@ -89,7 +89,7 @@ Variable Laplace::draw(const Shape& shape) const {
 
 Uniform::Uniform(const Parameter& from, const Parameter& to) : Distribution("Uniform") {
   take({{from, low}, {to, high}});
-  check_parameter(name(), "low < high, that is high - low > 0", high - low, lt(low, high));
+  check_values(name(), "low < high, that is high - low > 0", (high - low).tensor(), lt(low, high));
 }
 Variable Uniform::log_prob(const Variable& value) const {
   const Variable x = checked(value, low, "in [low, high]", [this](const Tensor& v) {
@@ -194,7 +194,7 @@ Variable Beta::draw(const Shape& shape) const {
 
 Dirichlet::Dirichlet(const Variable& c)
     : Distribution("Dirichlet", leading("Dirichlet", c, 1), {c.dim() > 0 ? c.size(-1) : 0}), concentration(c) {
-  check_parameter(name(), "concentration > 0", c, positive(c.tensor()));
+  check_values(name(), "concentration > 0", c.tensor(), positive(c.tensor()));
 }
 Variable Dirichlet::log_prob(const Variable& value) const {
   const Variable x = checked(value, concentration, "in [0, 1] that sum to 1", [](const Tensor& v) {
@@ -232,8 +232,8 @@ MultivariateNormal::MultivariateNormal(const Variable& mean, const Variable& tri
   scale_tril = tril.expand(joined(batch_, {n, n}));
   const Tensor& l = scale_tril.tensor();
   const Variable diagonal(l.diagonal(0, -2, -1));
-  check_parameter(name(), "scale_tril with a diagonal > 0", diagonal, positive(diagonal.tensor()));
-  check_parameter(name(), "a lower scale_tril", scale_tril, eq(lockstep::tril(l), l));
+  check_values(name(), "scale_tril with a diagonal > 0", diagonal.tensor(), positive(diagonal.tensor()));
+  check_values(name(), "a lower scale_tril", scale_tril.tensor(), eq(lockstep::tril(l), l));
 }
 Variable MultivariateNormal::half_log_determinant() const { return sum(log(scale_tril.diagonal(0, -2, -1)), {-1}); }
 Variable MultivariateNormal::log_prob(const Variable& value) const {
@@ -285,15 +285,15 @@ Categorical::Categorical(const Variable& p, const Variable& l, DType dtype)
       wide_logits(l) {}
 Categorical::Categorical(const Variable& weights) : Distribution("Categorical") {
   check_classes("probs", weights);
-  check_parameter(name(), "probs >= 0", weights, not_negative(weights.tensor()));
+  check_values(name(), "probs >= 0", weights.tensor(), not_negative(weights.tensor()));
   const Variable total = sum(wide(weights), {-1}, true);
-  check_parameter(name(), "probs that are not all 0: a sum > 0", total, positive(total.tensor()));
+  check_values(name(), "probs that are not all 0: a sum > 0", total.tensor(), positive(total.tensor()));
   const Variable p = wide(weights) / total;
   *this = Categorical(p, log(inner_probability(p)), weights.dtype());
 }
 Categorical Categorical::from_logits(const Variable& logits) {
   check_classes("logits", logits);
-  check_parameter("Categorical", "logits without NaN", logits, is_finite(logits.tensor()));
+  check_values("Categorical", "logits without NaN", logits.tensor(), is_finite(logits.tensor()));
   const Variable l = log_softmax(wide(logits), -1);
   return {exp(l), l, logits.dtype()};
 }

@@ -11,8 +11,8 @@ constinit const Op<LogGammaSampleGrad> log_gamma_sample_grad_op{"log_gamma_sampl
                                                                 nullptr};
 constinit const Op<PoissonSample> poisson_op{"poisson", on_cpu::poisson, nullptr};
 
-/// Calls kernel(x, out) with x on the CPU and contiguous; returns `out`, of x's shape and `dtype`. Error unless x is f32
-/// or f64.
+/// Calls kernel(x, out) with x on the CPU and contiguous. Returns `out`, of x's shape and `dtype`. Error unless x is
+/// f32 or f64.
 template <class Kernel> Tensor sampled(const char* op, const Tensor& x, DType dtype, const Kernel& kernel) {
   check_floating(op, x);
   LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[", op, "] expected f32 or f64, got ", x.dtype(),

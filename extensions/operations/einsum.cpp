@@ -21,8 +21,8 @@ struct Equation {
   std::vector<std::string> inputs;
   std::string output;
 };
-/// Splits "ij,jk->ik" into inputs and output, without checks. If there is no arrow, the output is the ellipsis, if there
-/// is one, and then the letters that occur once, alphabetically.
+/// Splits "ij,jk->ik" into inputs and output, without checks. Without an arrow the output is the ellipsis (if there is
+/// one), then the letters that occur once, alphabetically.
 Equation split_equation(std::string text) {
   std::erase(text, ' ');
   if (const size_t arrow = text.find("->"); arrow != std::string::npos)
@@ -59,8 +59,8 @@ size_t letters_of(const std::string& names, const std::string& equation) {
   return names.size() - points;
 }
 
-/// Replaces the ellipsis by new letters, one for each dim that it stands for, and changes `shapes` to those to which the
-/// operands must be expanded. The dims of the ellipsis are aligned from the right and broadcast. In an equation without
+/// Replaces the ellipsis by new letters, one for each dim that it stands for, and changes `shapes` to those to which
+/// the operands must be expanded. The dims of the ellipsis are aligned from the right and broadcast. In an equation without
 /// ->, they come first in the output. Error for a malformed equation or sizes that do not broadcast.
 std::string spell_out(const std::string& equation, std::vector<Shape>& shapes) {
   auto [inputs, output] = split_equation(equation);
