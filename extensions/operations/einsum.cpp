@@ -60,8 +60,8 @@ size_t letters_of(const std::string& names, const std::string& equation) {
 }
 
 /// Replaces the ellipsis by new letters, one for each dim that it stands for, and changes `shapes` to those to which
-/// the operands must be expanded. The dims of the ellipsis are aligned from the right and broadcast. In an equation without
-/// ->, they come first in the output. Error for a malformed equation or sizes that do not broadcast.
+/// the operands must be expanded. The dims of the ellipsis are aligned from the right and broadcast. In an equation
+/// without ->, they come first in the output. Error for a malformed equation or sizes that do not broadcast.
 std::string spell_out(const std::string& equation, std::vector<Shape>& shapes) {
   auto [inputs, output] = split_equation(equation);
   LOCKSTEP_CHECK(inputs.size() == shapes.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,

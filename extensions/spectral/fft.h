@@ -1,8 +1,8 @@
 #pragma once
 // Discrete Fourier transforms, as in torch.fft, of any length, for f32, f64, c64 and c128. On the CPU only. Each takes
-// a Tensor, or a Variable, which has gradients, and returns the same. Before the transform, x is shortened or padded with
-// zeros to the size n (or s, a size for each dim). A size of -1 keeps that of x. If dims is empty, the transform covers
-// as many of the last dims as s has sizes, or all dims if s is empty, too.
+// a Tensor, or a Variable, which has gradients, and returns the same. Before the transform, x is shortened or padded
+// with zeros to the size n (or s, a size for each dim). A size of -1 keeps that of x. If dims is empty, the transform
+// covers as many of the last dims as s has sizes, or all dims if s is empty, too.
 #include <optional>
 
 #include "autograd/ops.h"
