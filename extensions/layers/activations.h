@@ -1,6 +1,8 @@
 #pragma once
 // Activations that few models need, dropout of whole channels, and the dropout of networks with SELU. Only PReLU has
 // parameters. Elementwise layers take any shape and give the same shape; the formulas below are per element.
+#include <cmath>
+
 #include "nn/activation.h"
 
 namespace lockstep::nn {
@@ -59,7 +61,10 @@ struct PReLU : Layer<PReLU> {
   };
   PReLU() : PReLU(Options{}) {}
   /// Error unless channels > 0.
-  explicit PReLU(const Options& o);
+  explicit PReLU(const Options& o) {
+    LOCKSTEP_CHECK(o.channels > 0, "[PReLU] expected channels > 0, got ", o.channels);
+    weight = parameter({o.channels}, o.init);
+  }
   /// Error unless channels is 1 or the size of dim 1.
   Variable forward(const Variable& x);
   void fields(Fields& f) override { f("weight", weight); }
@@ -75,7 +80,10 @@ struct RReLU : Layer<RReLU> {
   };
   RReLU() : RReLU(Options{}) {}
   /// Error unless lower and upper are finite and lower <= upper.
-  explicit RReLU(const Options& options);
+  explicit RReLU(const Options& options) : o(options) {
+    LOCKSTEP_CHECK(std::isfinite(o.lower) && std::isfinite(o.upper) && o.lower <= o.upper,
+                   "[RReLU] expected finite lower <= upper, got ", o.lower, " and ", o.upper);
+  }
   Variable forward(const Variable& x);
   Options o;
 };
@@ -114,7 +122,9 @@ struct CELU : Layer<CELU> {
   /// The options of ELU.
   using Options = ELU::Options;
   /// Error unless alpha > 0.
-  explicit CELU(const Options& o = {});
+  explicit CELU(const Options& o = {}) : alpha(o.alpha) {
+    LOCKSTEP_CHECK(alpha > 0, "[CELU] expected alpha > 0, got ", alpha);
+  }
   Variable forward(const Variable& x) { return elu(x / alpha) * alpha; }
   double alpha;
 };
@@ -127,7 +137,9 @@ struct Hardtanh : Layer<Hardtanh> {
   };
   Hardtanh() : Hardtanh(Options{}) {}
   /// Error unless low <= high.
-  explicit Hardtanh(const Options& options);
+  explicit Hardtanh(const Options& options) : o(options) {
+    LOCKSTEP_CHECK(o.low <= o.high, "[Hardtanh] expected low <= high, got ", o.low, " and ", o.high);
+  }
   Variable forward(const Variable& x) { return clamp(x, o.low, o.high); }
   Options o;
 };
@@ -162,7 +174,9 @@ struct Threshold : Layer<Threshold> {
     double threshold, value;
   };
   /// Error if the threshold is NaN.
-  explicit Threshold(const Options& options);
+  explicit Threshold(const Options& options) : o(options) {
+    LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold other than NaN, got ", o.threshold);
+  }
   Variable forward(const Variable& x);
   Options o;
 };
@@ -181,7 +195,12 @@ struct GLU : Layer<GLU> {
   using Options = Softmax::Options;
   explicit GLU(const Options& o = {}) : dim(o.dim) {}
   /// Halves dim. Error if its size is odd.
-  Variable forward(const Variable& x);
+  Variable forward(const Variable& x) {
+    LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ",
+                   x.shape());
+    const int64_t half = x.size(dim) / 2;
+    return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half));
+  }
   int64_t dim;
 };
 
@@ -197,7 +216,11 @@ struct Softmin : Layer<Softmin> {
 /// Softmax over the channels of (N, C, H, W) or (C, H, W).
 struct Softmax2d : Layer<Softmax2d> {
   /// Error unless x has 3 or 4 dims.
-  Variable forward(const Variable& x);
+  Variable forward(const Variable& x) {
+    LOCKSTEP_CHECK(x.dim() == 3 || x.dim() == 4, "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got ",
+                   x.shape());
+    return softmax(x, -3);
+  }
 };
 
 /// Base of Dropout1d/2d/3d: in training zeroes each channel with probability p and scales the others by 1 / (1 - p).
