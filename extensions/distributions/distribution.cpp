@@ -52,7 +52,7 @@ std::vector<Variable> broadcast(const char* name, const std::vector<Parameter>& 
   bool found = false;
   Shape shape;
   for (const Parameter& p : parameters) {
-    const Variable& x = p.value();
+    const Variable& x = p.value;
     if (!x.defined()) continue;
     LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype(),
                    "; convert them with .to(f32)");
@@ -64,7 +64,7 @@ std::vector<Variable> broadcast(const char* name, const std::vector<Parameter>& 
   }
   std::vector<Variable> all;
   for (const Parameter& p : parameters)
-    all.push_back(p.value().defined() ? p.value().expand(shape) : Variable(full(shape, p.number(), options)));
+    all.push_back(p.value.defined() ? p.value.expand(shape) : Variable(full(shape, p.number, options)));
   return all;
 }
 

@@ -8,20 +8,16 @@
 namespace lockstep::distributions {
 
 /// A parameter: a variable, a tensor or a number. A number takes the other parameters' dtype (f32 if all are numbers).
-class Parameter {
- public:
+struct Parameter {
   /// A variable: gradients flow to it.
-  Parameter(const Variable& value) : value_(value) {}  // NOLINT: implicit on purpose
+  Parameter(const Variable& x) : value(x) {}  // NOLINT: implicit on purpose
   /// A constant tensor.
-  Parameter(const Tensor& value) : value_(value) {}  // NOLINT
+  Parameter(const Tensor& x) : value(x) {}  // NOLINT
   /// A number.
-  Parameter(double number) : number_(number) {}     // NOLINT
-  const Variable& value() const { return value_; }  ///< undefined for a number
-  double number() const { return number_; }         ///< the number, if value() is undefined
+  Parameter(double x) : number(x) {}  // NOLINT
 
- private:
-  Variable value_;
-  double number_ = 0;
+  Variable value;     ///< undefined for a number
+  double number = 0;  ///< the number, if `value` is undefined
 };
 
 /// Base class. Parameters are checked by the constructor and values by log_prob(), on the CPU only: on a device the

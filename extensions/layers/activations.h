@@ -119,7 +119,6 @@ struct SELU : Layer<SELU> {
 
 /// alpha elu(x / alpha), alpha > 0: smooth at 0 (Barron, 2017).
 struct CELU : Layer<CELU> {
-  /// The options of ELU.
   using Options = ELU::Options;
   /// Error unless alpha > 0.
   explicit CELU(const Options& o = {}) : alpha(o.alpha) {
@@ -159,7 +158,6 @@ struct Hardshrink : Layer<Hardshrink> {
 
 /// x - lambda where x > lambda, x + lambda where x < -lambda, else 0.
 struct Softshrink : Layer<Softshrink> {
-  /// The options of Hardshrink.
   using Options = Hardshrink::Options;
   /// Error unless lambda >= 0.
   explicit Softshrink(const Options& o = {});
@@ -183,7 +181,6 @@ struct Threshold : Layer<Threshold> {
 
 /// log(softmax(x)) along dim.
 struct LogSoftmax : Layer<LogSoftmax> {
-  /// The options of Softmax.
   using Options = Softmax::Options;
   explicit LogSoftmax(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return log_softmax(x, dim); }
@@ -206,7 +203,6 @@ struct GLU : Layer<GLU> {
 
 /// softmax(-x) along dim.
 struct Softmin : Layer<Softmin> {
-  /// The options of Softmax.
   using Options = Softmax::Options;
   explicit Softmin(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return softmax(-x, dim); }
@@ -226,7 +222,6 @@ struct Softmax2d : Layer<Softmax2d> {
 /// Base of Dropout1d/2d/3d: in training zeroes each channel with probability p and scales the others by 1 / (1 - p).
 /// Input (N, C, ...) or (C, ...), with 1, 2 or 3 spatial dims.
 struct ChannelDropout : Layer<ChannelDropout> {
-  /// The options of Dropout.
   using Options = Dropout::Options;
   /// Error if x has a number of dims that this kind of dropout does not take.
   Variable forward(const Variable& x);
@@ -256,7 +251,6 @@ struct Dropout3d : ChannelDropout {
 /// Dropout for networks with SELU: dropped elements take SELU's lowest value, and an affine map keeps mean and standard
 /// deviation (Klambauer et al., 2017).
 struct AlphaDropout : Layer<AlphaDropout> {
-  /// The options of Dropout.
   using Options = Dropout::Options;
   /// Error unless p is in [0, 1].
   explicit AlphaDropout(const Options& o = {});

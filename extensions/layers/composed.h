@@ -44,10 +44,10 @@ Variable msort(const Variable& x);
 /// The elements where mask (bool, broadcasts with x) is true, in one dim.
 Tensor masked_select(const Tensor& x, const Tensor& mask);
 Variable masked_select(const Variable& x, const Tensor& mask);
-/// A copy of x with x[indices] = values (accumulate: += values). An index is i64 (negative: from the end) and broadcasts
-/// with the others, or a bool mask over as many dims as it has; an undefined index takes the whole dim. values
-/// broadcasts to the shape of x[indices]. If several values go to one place, the last one stays; accumulate adds them
-/// in order.
+/// A copy of x with x[indices] = values (accumulate: += values). An index is i64 (negative: from the end) and
+/// broadcasts with the others, or a bool mask over as many dims as it has; an undefined index takes the whole dim.
+/// values broadcasts to the shape of x[indices]. If several values go to one place, the last one stays; accumulate adds
+/// them in order.
 Tensor index_put(const Tensor& x, const std::vector<Tensor>& indices, const Tensor& values, bool accumulate = false);
 Variable index_put(const Variable& x, const std::vector<Tensor>& indices, const Variable& values,
                    bool accumulate = false);
