@@ -8,25 +8,16 @@
 #include "extensions/distributions/samplers.h"
 
 namespace lockstep::distributions {
-namespace {
-
-Shape joined(Shape entire, const Shape& batch, const Shape& event) {
-  for (const Shape& part : {batch, event})
-    for (const int64_t size : part) entire.push_back(size);
-  return entire;
-}
-
-}  // namespace
 
 Tensor Distribution::sample(const Shape& shape) const {
   const NoGrad no_grad;
-  return draw(joined(shape, batch_, event_)).tensor();
+  return draw(joined(joined(shape, batch_), event_)).tensor();
 }
 
 Variable Distribution::rsample(const Shape& shape) const {
   LOCKSTEP_CHECK(has_rsample(), "[", name(),
                  "] has no rsample(): its samples are not differentiable functions of its parameters; use sample()");
-  return draw(joined(shape, batch_, event_));
+  return draw(joined(joined(shape, batch_), event_));
 }
 
 Variable Distribution::entropy() const {
@@ -45,12 +36,23 @@ Variable Distribution::checked(const Variable& value, const Variable& like, cons
   return x;
 }
 
-std::vector<Variable> broadcast(const char* name, std::initializer_list<Parameter> parameters) {
+void Distribution::take(std::initializer_list<Given> parameters) {
+  std::vector<Parameter> arguments;
+  for (const Given& p : parameters) arguments.push_back(p.argument);
+  const std::vector<Variable> values = broadcast(name_, arguments);
+  batch_ = values[0].shape();
+  size_t i = 0;
+  for (const Given& p : parameters) p.member = values[i++];
+  for (const Given& p : parameters)
+    if (p.good) check_values(name_, p.condition, p.member.tensor(), p.good(p.member.tensor()));
+}
+
+std::vector<Variable> broadcast(const char* name, const std::vector<Parameter>& parameters) {
   TensorOptions options;
   bool found = false;
   Shape shape;
   for (const Parameter& p : parameters) {
-    const Variable& x = p.value();
+    const Variable& x = p.value;
     if (!x.defined()) continue;
     LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype(),
                    "; convert them with .to(f32)");
@@ -62,18 +64,20 @@ std::vector<Variable> broadcast(const char* name, std::initializer_list<Paramete
   }
   std::vector<Variable> all;
   for (const Parameter& p : parameters)
-    all.push_back(p.value().defined() ? p.value().expand(shape) : Variable(full(shape, p.number(), options)));
+    all.push_back(p.value.defined() ? p.value.expand(shape) : Variable(full(shape, p.number, options)));
   return all;
 }
 
-void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good) {
-  check_values(name, expected, values.tensor(), good);
-}
-
-Tensor above(const Tensor& x, double low) { return gt(x, full({}, low, {x.dtype(), x.device()})); }
-Tensor at_least(const Tensor& x, double low) { return ge(x, full({}, low, {x.dtype(), x.device()})); }
+Tensor above(const Tensor& x, double low) { return gt(x, constant(low, x)); }
+Tensor positive(const Tensor& x) { return above(x, 0); }
+Tensor not_negative(const Tensor& x) { return ge(x, constant(0, x)); }
+Tensor in_unit(const Tensor& x) { return logical_and(not_negative(x), le(x, constant(1, x))); }
 Tensor is_finite(const Tensor& x) { return eq(x, x); }  // PyTorch's "real" constraint: not NaN
 TensorOptions options_of(const Variable& x) { return {x.dtype(), x.device()}; }
+Shape joined(Shape front, const Shape& back) {
+  for (const int64_t size : back) front.push_back(size);
+  return front;
+}
 Variable wide(const Variable& x) { return size_of(x.dtype()) == 2 ? x.to(f32) : x; }
 
 Variable x_log_y(const Variable& x, const Variable& y) {

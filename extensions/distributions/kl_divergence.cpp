@@ -1,13 +1,8 @@
-// Kullback-Leibler divergences: one formula per pair of distributions. See kl_divergence.h.
-#include "extensions/distributions/kl_divergence.h"
-
+// Kullback-Leibler divergences: one formula per pair of distributions. See distributions.h.
 #include <cmath>
 #include <numbers>
 
-#include "extensions/distributions/discrete.h"
-#include "extensions/distributions/gamma.h"
-#include "extensions/distributions/location_scale.h"
-#include "extensions/distributions/multivariate.h"
+#include "extensions/distributions/distributions.h"
 #include "extensions/linear_algebra/linear_algebra.h"
 
 namespace lockstep::distributions {

@@ -4,15 +4,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/loss_common.h"
+
 namespace lockstep::nn {
 
 namespace {
 
-Tensor constant(const Variable& x, double value) { return full({}, value, {.dtype = x.dtype(), .device = x.device()}); }
-
 /// x where x > 0, else slope * x. Written so that infinities are never multiplied by 0, which would give NaN.
 Variable leaky(const Variable& x, const Variable& slope) {
-  return relu(x) + slope * masked_fill(x, gt(x.tensor(), constant(x, 0)), 0);
+  return relu(x) + slope * masked_fill(x, gt(x.tensor(), constant(0, x.tensor())), 0);
 }
 
 double probability(const char* layer, double p) {
@@ -28,6 +28,9 @@ Tensor kept(const Variable& x, int dims, double p) {
   return bernoulli(shape, 1 - p, {.dtype = x.dtype(), .device = x.device()});
 }
 
+/// True where |x| <= lambda.
+Tensor near_zero(const Variable& x, double lambda) { return le(abs(x.tensor()), constant(lambda, x.tensor())); }
+
 double not_negative(const char* layer, double lambda) {
   LOCKSTEP_CHECK(lambda >= 0, "[", layer, "] expected lambda >= 0, got ", lambda);
   return lambda;
@@ -35,10 +38,6 @@ double not_negative(const char* layer, double lambda) {
 
 }  // namespace
 
-PReLU::PReLU(const Options& o) {
-  LOCKSTEP_CHECK(o.channels > 0, "[PReLU] expected channels > 0, got ", o.channels);
-  weight = parameter({o.channels}, o.init);
-}
 Variable PReLU::forward(const Variable& x) {
   const int64_t channels = weight.size(0);
   if (channels == 1) return leaky(x, weight);
@@ -49,19 +48,9 @@ Variable PReLU::forward(const Variable& x) {
   return leaky(x, weight.view(shape));
 }
 
-RReLU::RReLU(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(std::isfinite(o.lower) && std::isfinite(o.upper) && o.lower <= o.upper,
-                 "[RReLU] expected finite lower <= upper, got ", o.lower, " and ", o.upper);
-}
 Variable RReLU::forward(const Variable& x) {
   if (!is_training()) return leaky_relu(x, (o.lower + o.upper) / 2);
   return leaky(x, Variable(uniform_(empty_like(x.tensor()), o.lower, o.upper)));
-}
-
-Variable GLU::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ", x.shape());
-  const int64_t half = x.size(dim) / 2;
-  return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half));
 }
 
 ChannelDropout::ChannelDropout(const char* kind, const Options& o, const Dims& ranks)
@@ -73,30 +62,16 @@ Variable ChannelDropout::forward(const Variable& x) {
   return x * Variable(kept(x, x.dim() == allowed_ranks.back() ? 2 : 1, p) * (p < 1 ? 1 / (1 - p) : 0));
 }
 
-CELU::CELU(const Options& o) : alpha(o.alpha) { LOCKSTEP_CHECK(alpha > 0, "[CELU] expected alpha > 0, got ", alpha); }
-
-Hardtanh::Hardtanh(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(o.low <= o.high, "[Hardtanh] expected low <= high, got ", o.low, " and ", o.high);
-}
-
 Hardshrink::Hardshrink(const Options& o) : lambda(not_negative("Hardshrink", o.lambda)) {}
-Variable Hardshrink::forward(const Variable& x) { return masked_fill(x, le(abs(x.tensor()), constant(x, lambda)), 0); }
+Variable Hardshrink::forward(const Variable& x) { return masked_fill(x, near_zero(x, lambda), 0); }
 
 Softshrink::Softshrink(const Options& o) : lambda(not_negative("Softshrink", o.lambda)) {}
 Variable Softshrink::forward(const Variable& x) {
-  return masked_fill(x - Variable(sign(x.tensor()) * lambda), le(abs(x.tensor()), constant(x, lambda)), 0);
+  return masked_fill(x - Variable(sign(x.tensor()) * lambda), near_zero(x, lambda), 0);
 }
 
-Threshold::Threshold(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold other than NaN, got ", o.threshold);
-}
 Variable Threshold::forward(const Variable& x) {
-  return masked_fill(x, le(x.tensor(), constant(x, o.threshold)), o.value);
-}
-
-Variable Softmax2d::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() == 3 || x.dim() == 4, "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got ", x.shape());
-  return softmax(x, -3);
+  return masked_fill(x, le(x.tensor(), constant(o.threshold, x.tensor())), o.value);
 }
 
 AlphaDropout::AlphaDropout(const Options& o) : p(probability("AlphaDropout", o.p)) {}
@@ -105,9 +80,7 @@ Variable AlphaDropout::forward(const Variable& x) {
   if (!is_training() || p == 0) return x;
   if (p == 1) return x * 0.0;
   const double lowest = 1.7580993408473766, a = 1 / std::sqrt((lowest * lowest * p + 1) * (1 - p));
-  Shape shape = x.shape();
-  if (channels) std::fill(shape.begin() + 2, shape.end(), 1);
-  const Tensor stays = bernoulli(shape, 1 - p, {.dtype = x.dtype(), .device = x.device()});
+  const Tensor stays = kept(x, channels ? 2 : x.dim(), p);
   return x * Variable(stays * a) + Variable((stays - 1) * (lowest * a) + lowest * a * p);
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 // Activations that few models need, dropout of whole channels, and the dropout of networks with SELU. Only PReLU has
 // parameters. Elementwise layers take any shape and give the same shape; the formulas below are per element.
+#include <cmath>
+
 #include "nn/activation.h"
 
 namespace lockstep::nn {
@@ -59,7 +61,10 @@ struct PReLU : Layer<PReLU> {
   };
   PReLU() : PReLU(Options{}) {}
   /// Error unless channels > 0.
-  explicit PReLU(const Options& o);
+  explicit PReLU(const Options& o) {
+    LOCKSTEP_CHECK(o.channels > 0, "[PReLU] expected channels > 0, got ", o.channels);
+    weight = parameter({o.channels}, o.init);
+  }
   /// Error unless channels is 1 or the size of dim 1.
   Variable forward(const Variable& x);
   void fields(Fields& f) override { f("weight", weight); }
@@ -75,7 +80,10 @@ struct RReLU : Layer<RReLU> {
   };
   RReLU() : RReLU(Options{}) {}
   /// Error unless lower and upper are finite and lower <= upper.
-  explicit RReLU(const Options& options);
+  explicit RReLU(const Options& options) : o(options) {
+    LOCKSTEP_CHECK(std::isfinite(o.lower) && std::isfinite(o.upper) && o.lower <= o.upper,
+                   "[RReLU] expected finite lower <= upper, got ", o.lower, " and ", o.upper);
+  }
   Variable forward(const Variable& x);
   Options o;
 };
@@ -111,10 +119,11 @@ struct SELU : Layer<SELU> {
 
 /// alpha elu(x / alpha), alpha > 0: smooth at 0 (Barron, 2017).
 struct CELU : Layer<CELU> {
-  /// The options of ELU.
   using Options = ELU::Options;
   /// Error unless alpha > 0.
-  explicit CELU(const Options& o = {});
+  explicit CELU(const Options& o = {}) : alpha(o.alpha) {
+    LOCKSTEP_CHECK(alpha > 0, "[CELU] expected alpha > 0, got ", alpha);
+  }
   Variable forward(const Variable& x) { return elu(x / alpha) * alpha; }
   double alpha;
 };
@@ -127,7 +136,9 @@ struct Hardtanh : Layer<Hardtanh> {
   };
   Hardtanh() : Hardtanh(Options{}) {}
   /// Error unless low <= high.
-  explicit Hardtanh(const Options& options);
+  explicit Hardtanh(const Options& options) : o(options) {
+    LOCKSTEP_CHECK(o.low <= o.high, "[Hardtanh] expected low <= high, got ", o.low, " and ", o.high);
+  }
   Variable forward(const Variable& x) { return clamp(x, o.low, o.high); }
   Options o;
 };
@@ -147,7 +158,6 @@ struct Hardshrink : Layer<Hardshrink> {
 
 /// x - lambda where x > lambda, x + lambda where x < -lambda, else 0.
 struct Softshrink : Layer<Softshrink> {
-  /// The options of Hardshrink.
   using Options = Hardshrink::Options;
   /// Error unless lambda >= 0.
   explicit Softshrink(const Options& o = {});
@@ -162,14 +172,15 @@ struct Threshold : Layer<Threshold> {
     double threshold, value;
   };
   /// Error if the threshold is NaN.
-  explicit Threshold(const Options& options);
+  explicit Threshold(const Options& options) : o(options) {
+    LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold other than NaN, got ", o.threshold);
+  }
   Variable forward(const Variable& x);
   Options o;
 };
 
 /// log(softmax(x)) along dim.
 struct LogSoftmax : Layer<LogSoftmax> {
-  /// The options of Softmax.
   using Options = Softmax::Options;
   explicit LogSoftmax(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return log_softmax(x, dim); }
@@ -181,13 +192,17 @@ struct GLU : Layer<GLU> {
   using Options = Softmax::Options;
   explicit GLU(const Options& o = {}) : dim(o.dim) {}
   /// Halves dim. Error if its size is odd.
-  Variable forward(const Variable& x);
+  Variable forward(const Variable& x) {
+    LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ",
+                   x.shape());
+    const int64_t half = x.size(dim) / 2;
+    return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half));
+  }
   int64_t dim;
 };
 
 /// softmax(-x) along dim.
 struct Softmin : Layer<Softmin> {
-  /// The options of Softmax.
   using Options = Softmax::Options;
   explicit Softmin(const Options& o = {}) : dim(o.dim) {}
   Variable forward(const Variable& x) { return softmax(-x, dim); }
@@ -197,13 +212,16 @@ struct Softmin : Layer<Softmin> {
 /// Softmax over the channels of (N, C, H, W) or (C, H, W).
 struct Softmax2d : Layer<Softmax2d> {
   /// Error unless x has 3 or 4 dims.
-  Variable forward(const Variable& x);
+  Variable forward(const Variable& x) {
+    LOCKSTEP_CHECK(x.dim() == 3 || x.dim() == 4, "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got ",
+                   x.shape());
+    return softmax(x, -3);
+  }
 };
 
 /// Base of Dropout1d/2d/3d: in training zeroes each channel with probability p and scales the others by 1 / (1 - p).
 /// Input (N, C, ...) or (C, ...), with 1, 2 or 3 spatial dims.
 struct ChannelDropout : Layer<ChannelDropout> {
-  /// The options of Dropout.
   using Options = Dropout::Options;
   /// Error if x has a number of dims that this kind of dropout does not take.
   Variable forward(const Variable& x);
@@ -233,7 +251,6 @@ struct Dropout3d : ChannelDropout {
 /// Dropout for networks with SELU: dropped elements take SELU's lowest value, and an affine map keeps mean and standard
 /// deviation (Klambauer et al., 2017).
 struct AlphaDropout : Layer<AlphaDropout> {
-  /// The options of Dropout.
   using Options = Dropout::Options;
   /// Error unless p is in [0, 1].
   explicit AlphaDropout(const Options& o = {});

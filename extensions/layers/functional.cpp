@@ -25,11 +25,17 @@ struct Call {
     output = fn(inputs);
     LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to return a defined variable; return one");
   }
+  /// The output, which stays on the graph only if create_graph is set.
+  Variable value(const FunctionalOptions& options) const { return options.create_graph ? output : output.detach(); }
 };
 
-/// The gradients of `output` by each input; zeros for an input on which `output` does not depend.
-std::vector<Variable> gradients_or_zeros(const Variable& output, const Inputs& inputs, const GradOptions& options) {
+/// The gradients of `output` by each input, if `v` is the gradient of `output`; zeros for an input on which `output`
+/// does not depend.
+std::vector<Variable> gradients_or_zeros(const Variable& output, const Inputs& inputs, bool create_graph,
+                                         const Variable& v = {}, bool retain_graph = false) {
   std::vector<Variable> grads(inputs.size());
+  const GradOptions options{
+      .grad_outputs = {v}, .retain_graph = retain_graph, .create_graph = create_graph, .allow_unused = true};
   if (output.requires_grad()) grads = grad(output, inputs, options);
   for (size_t i = 0; i < grads.size(); ++i)
     if (!grads[i].defined()) grads[i] = zeros_like(inputs[i].tensor());
@@ -66,8 +72,7 @@ std::vector<Variable> rows_of(const Variable& output, const Inputs& inputs, bool
   const Variable flat = output.reshape({n});
   std::vector<std::vector<Variable>> rows(inputs.size());
   for (int64_t i = 0; i < n; ++i) {
-    auto row = gradients_or_zeros(flat.select(0, i), inputs,
-                                  {.retain_graph = true, .create_graph = create_graph, .allow_unused = true});
+    auto row = gradients_or_zeros(flat.select(0, i), inputs, create_graph, {}, true);
     for (size_t k = 0; k < inputs.size(); ++k) rows[k].push_back(std::move(row[k]));
   }
   std::vector<Variable> result;
@@ -94,8 +99,7 @@ std::vector<std::vector<Variable>> hessian(const Differentiable& fn, const Input
   check_single("hessian", call.output);
   const EnableGrad recording;
   std::vector<std::vector<Variable>> result;
-  for (const Variable& slope :
-       gradients_or_zeros(call.output, call.inputs, {.create_graph = true, .allow_unused = true}))
+  for (const Variable& slope : gradients_or_zeros(call.output, call.inputs, true))
     result.push_back(rows_of(slope, call.inputs, options.create_graph));
   return result;
 }
@@ -105,9 +109,7 @@ ValueAndProducts vjp(const Differentiable& fn, const Inputs& inputs, const Varia
   const Call call("vjp", fn, inputs, options.create_graph);
   if (v.defined()) check_vectors("vjp", {call.output}, {v});
   else check_single("vjp", call.output);
-  return {options.create_graph ? call.output : call.output.detach(),
-          gradients_or_zeros(call.output, call.inputs,
-                             {.grad_outputs = {v}, .create_graph = options.create_graph, .allow_unused = true})};
+  return {call.value(options), gradients_or_zeros(call.output, call.inputs, options.create_graph, v)};
 }
 
 ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
@@ -117,10 +119,8 @@ ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Input
   const EnableGrad recording;
   // u^T J v is linear in u: its gradient with respect to u is J v for any u.
   const Variable u(zeros_like(call.output.tensor()), true);
-  const auto slopes =
-      gradients_or_zeros(call.output, call.inputs, {.grad_outputs = {u}, .create_graph = true, .allow_unused = true});
-  return {options.create_graph ? call.output : call.output.detach(),
-          gradients_or_zeros(along(slopes, v), {u}, {.create_graph = options.create_graph, .allow_unused = true})};
+  const auto slopes = gradients_or_zeros(call.output, call.inputs, true, u);
+  return {call.value(options), gradients_or_zeros(along(slopes, v), {u}, options.create_graph)};
 }
 
 ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
@@ -129,10 +129,8 @@ ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Input
   check_single("hvp", call.output);
   check_vectors("hvp", call.inputs, v);
   const EnableGrad recording;
-  const auto slopes = gradients_or_zeros(call.output, call.inputs, {.create_graph = true, .allow_unused = true});
-  return {
-      options.create_graph ? call.output : call.output.detach(),
-      gradients_or_zeros(along(slopes, v), call.inputs, {.create_graph = options.create_graph, .allow_unused = true})};
+  const auto slopes = gradients_or_zeros(call.output, call.inputs, true);
+  return {call.value(options), gradients_or_zeros(along(slopes, v), call.inputs, options.create_graph)};
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 // Group norm and instance norm, and norms of weights (weight norm, spectral norm). Weights start at 1, biases at 0.
 #include <utility>
 
+#include "base/at_end.h"
 #include "nn/norm.h"
 
 namespace lockstep {
@@ -105,10 +106,8 @@ template <class L, class Parametrization> struct Parametrized : Layer<Parametriz
   template <class... Args>
   requires requires(L& l, const Args&... args) { l(args...); }
   auto forward(const Args&... args) {
-    const struct Scope {
-      Variable& weight;
-      ~Scope() { weight = {}; }
-    } scope{layer.weight = parametrization.weight(this->is_training())};
+    layer.weight = parametrization.weight(this->is_training());
+    const AtEnd take_out([this] { layer.weight = {}; });
     return layer(args...);
   }
   void fields(Fields& f) override {

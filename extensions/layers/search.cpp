@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
+#include "autograd/loss_common.h"
 #include "tensor/convert.h"
 #include "tensor/ops_common.h"
 
@@ -42,9 +42,8 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
   check_defined(op, sequence), check_defined(op, values);
   check_same_dtype(op, sequence, values), check_same_device(op, sequence, values);
   LOCKSTEP_CHECK(sequence.dim() >= 1, "[", op, "] expected a sequence of 1 dim or more, got a scalar; unsqueeze(0) it");
-  bool fits = sequence.dim() == 1 || sequence.dim() == values.dim();
-  for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
-    fits = sequence.shape()[d] == values.shape()[d];
+  const bool fits = sequence.dim() == 1 ||
+                    (sequence.dim() == values.dim() && without_last(sequence.shape()) == without_last(values.shape()));
   LOCKSTEP_CHECK(fits, "[", op, "] expected a sequence of one dim, or with the sizes of the values ", values.shape(),
                  " in all dims but the last, got ", sequence.shape(), "; reshape the sequence");
   const int64_t n = sequence.size(-1);
@@ -143,40 +142,6 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
 
 namespace {
 
-/// Finds runs of equal neighbours in n items; same(i) is true if items i - 1 and i are equal. In the result, `values`
-/// holds the index of the first item of each run, and inverse[order[i]] (inverse[i] if `order` is null) is the number
-/// of the run to which item i belongs.
-template <class Same> Unique runs_of(int64_t n, const int64_t* order, const Same& same) {
-  const Tensor inverse = empty({n}, counted_here());
-  std::vector<int64_t> starts, counts;
-  for (int64_t i = 0; i < n; ++i) {
-    if (i == 0 || !same(i)) starts.push_back(i), counts.push_back(0);
-    ++counts.back();
-    inverse.data<int64_t>()[order ? order[i] : i] = int64_t(starts.size()) - 1;
-  }
-  const auto list = [](const std::vector<int64_t>& all) { return Tensor::from(all, {int64_t(all.size())}).to(cpu); };
-  return {list(starts), inverse, list(counts)};
-}
-
-Unique moved_to(Device device, const Unique& made) {
-  return {made.values.to(device), made.inverse.to(device), made.counts.to(device)};
-}
-
-/// Distinct elements of `list`, one for each run of equal neighbours. If `order` is defined, the list is sorted, and
-/// order[i] is the position in the original tensor x of list[i]. Otherwise the list is x, flattened.
-Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const Tensor& x) {
-  Unique made;
-  dispatch_all(x.dtype(), op, [&]<class T> {
-    const int64_t n = list.numel();
-    const T* p = n > 0 ? list.data<T>() : nullptr;
-    made = runs_of(n, order.defined() && n > 0 ? order.data<int64_t>() : nullptr,
-                   [&](int64_t i) { return comparable(p[i]) == comparable(p[i - 1]); });
-  });
-  made.values = index_select(list, 0, made.values);
-  made.inverse = made.inverse.reshape(x.shape());
-  return moved_to(x.device(), made);
-}
-
 /// First index where two rows of k elements differ, or k; NaN differs from everything.
 template <class T> int64_t differs_at(const T* a, const T* b, int64_t k) {
   int64_t i = 0;
@@ -196,51 +161,67 @@ template <class T> bool row_before(const T* a, const T* b, int64_t k) {
   return false;
 }
 
-Unique unique_along(const char* op, const Tensor& x, int64_t dim, bool sorted) {
+/// The distinct slices of x along d. x and rows, its slices as rows, are on the CPU. order (i64) lists all slices so
+/// that equal ones are neighbours.
+Unique distinct(const char* op, const Tensor& x, int d, const Tensor& rows, const Tensor& order) {
+  const int64_t n = x.size(d), k = n > 0 ? rows.numel() / n : 0;
+  const Tensor inverse = empty({n}, counted_here());
+  const int64_t* const items = n > 0 ? order.data<int64_t>() : nullptr;
+  std::vector<int64_t> firsts, counts;  // of each run of equal slices
+  dispatch_all(x.dtype(), op, [&]<class T> {
+    const T* const p = n > 0 ? rows.data<T>() : nullptr;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i == 0 || differs_at(p + items[i] * k, p + items[i - 1] * k, k) < k)
+        firsts.push_back(items[i]), counts.push_back(0);
+      ++counts.back();
+      inverse.data<int64_t>()[items[i]] = int64_t(firsts.size()) - 1;
+    }
+  });
+  const auto list = [](const std::vector<int64_t>& all) { return Tensor::from(all, {int64_t(all.size())}).to(cpu); };
+  return {index_select(x, d, list(firsts)), inverse, list(counts)};
+}
+
+Unique moved_to(Device device, const Unique& made) {
+  return {made.values.to(device), made.inverse.to(device), made.counts.to(device)};
+}
+
+Unique unique_elements(const char* op, const Tensor& x, bool sorted) {
+  check_defined(op, x);
+  const Tensor list = at_hand(x).reshape({x.numel()});
+  Unique made = distinct(op, list, 0, list, sorted ? sort(list, 0).indices : arange(x.numel(), counted_here()));
+  made.inverse = made.inverse.reshape(x.shape());
+  return moved_to(x.device(), made);
+}
+
+Unique unique_slices(const char* op, const Tensor& x, int64_t dim, bool sorted) {
   check_defined(op, x);
   LOCKSTEP_CHECK(x.dim() >= 1 && dim >= -x.dim() && dim < x.dim(), "[", op, "] expected one dim or more, and dim in [",
                  -x.dim(), ", ", x.dim(), "), got shape ", x.shape(), " and dim ", dim);
   const int d = int(dim < 0 ? dim + x.dim() : dim);
-  for (int other = 0; other < x.dim(); ++other)
+  Dims to_front{d};
+  for (int other = 0; other < x.dim(); ++other) {
     LOCKSTEP_CHECK(other == d || x.size(other) > 0, "[", op, "] expected slices with elements, got dim ", dim, " of ",
                    x.shape(), "; choose another dim");
-  const int64_t n = x.size(d);
-  Dims to_front{d};
-  for (int other = 0; other < x.dim(); ++other)
     if (other != d) to_front.push_back(other);
-  const Tensor here = x.to(cpu), rows = here.permute(to_front).contiguous();
-  std::vector<int64_t> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  Unique made;
-  dispatch_all(x.dtype(), op, [&]<class T> {
-    const int64_t k = n > 0 ? rows.numel() / n : 0;
-    const T* p = n > 0 ? rows.data<T>() : nullptr;
-    const auto row = [&](int64_t i) { return p + i * k; };
-    if (sorted)
-      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return row_before(row(a), row(b), k); });
-    made = runs_of(n, order.data(),
-                   [&](int64_t i) { return differs_at(row(order[size_t(i)]), row(order[size_t(i - 1)]), k) == k; });
-  });
-  for (int64_t i = 0; i < made.values.numel(); ++i)
-    made.values.data<int64_t>()[i] = order[size_t(made.values.data<int64_t>()[i])];
-  made.values = index_select(here, d, made.values);
-  return moved_to(x.device(), made);
+  }
+  const int64_t n = x.size(d);
+  const Tensor here = x.to(cpu), rows = here.permute(to_front).contiguous(), order = arange(n, counted_here());
+  if (sorted && n > 0)
+    dispatch_all(x.dtype(), op, [&]<class T> {
+      const int64_t k = rows.numel() / n;
+      const auto row = [p = rows.data<T>(), k](int64_t i) { return p + i * k; };
+      std::stable_sort(order.data<int64_t>(), order.data<int64_t>() + n,
+                       [&](int64_t a, int64_t b) { return row_before(row(a), row(b), k); });
+    });
+  return moved_to(x.device(), distinct(op, here, d, rows, order));
 }
 
 }  // namespace
 
-Unique unique(const Tensor& x) {
-  check_defined("unique", x);
-  const ValuesIndices ordered = sort(at_hand(x).reshape({x.numel()}), 0);
-  return unique_in("unique", ordered.values, ordered.indices, x);
-}
-Unique unique(const Tensor& x, int64_t dim) { return unique_along("unique", x, dim, true); }
-
-Unique unique_consecutive(const Tensor& x) {
-  check_defined("unique_consecutive", x);
-  return unique_in("unique_consecutive", at_hand(x).reshape({x.numel()}), {}, x);
-}
-Unique unique_consecutive(const Tensor& x, int64_t dim) { return unique_along("unique_consecutive", x, dim, false); }
+Unique unique(const Tensor& x) { return unique_elements("unique", x, true); }
+Unique unique(const Tensor& x, int64_t dim) { return unique_slices("unique", x, dim, true); }
+Unique unique_consecutive(const Tensor& x) { return unique_elements("unique_consecutive", x, false); }
+Unique unique_consecutive(const Tensor& x, int64_t dim) { return unique_slices("unique_consecutive", x, dim, false); }
 
 Tensor nonzero(const Tensor& x) {
   check_defined("nonzero", x);
@@ -326,33 +307,22 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
   LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
                  common.rank() + shape.rank() - count, "; give indices of fewer dims");
   Shape result;
-  std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // for each dim without an index: its dim in the result
-  const auto put_common = [&] {
-    for (const int64_t size : common) result.push_back(size);
-  };
-  const bool neighbours = count > 0 && last - first + 1 == count;
-  if (!neighbours) put_common();
-  for (int d = 0; d < shape.rank(); ++d) {
-    if (neighbours && d == first) put_common();
-    if (all[size_t(d)].defined()) continue;
-    axis[size_t(d)] = result.rank();
-    result.push_back(shape[d]);
-  }
+  for (int d = 0; d < shape.rank(); ++d)
+    if (!all[size_t(d)].defined()) result.push_back(shape[d]);
+  for (int i = 0; i < common.rank(); ++i) result.insert(before + i, common[i]);
   Tensor places = zeros(result, counted_here());
   int64_t stride = 1;
+  int rest = shape.rank() - count;  // the number of dims without an index that come before dim d
   for (int d = shape.rank() - 1; d >= 0; stride *= shape[d], --d) {
     const Tensor& index = all[size_t(d)];
-    Shape own;
-    for (int i = 0; i < result.rank(); ++i) own.push_back(1);
-    Tensor part;
+    Shape own = Shape::filled(result.rank(), 1);
     if (index.defined()) {
-      part = wrapped(op, index, shape[d], d);
-      const int shift = before + common.rank() - index.dim();
-      for (int i = 0; i < index.dim(); ++i) own[shift + i] = index.shape()[i];
+      std::copy(index.shape().begin(), index.shape().end(), own.begin() + before + common.rank() - index.dim());
     } else {
-      part = arange(shape[d], counted_here());
-      own[axis[size_t(d)]] = shape[d];
+      --rest;
+      own[rest < before ? rest : rest + common.rank()] = shape[d];
     }
+    const Tensor part = index.defined() ? wrapped(op, index, shape[d], d) : arange(shape[d], counted_here());
     places = add(places, mul_scalar(part.reshape(own), stride).expand(result));
   }
   return places;

@@ -13,18 +13,12 @@ int64_t positive(const char* layer, const char* what, int64_t n) {
 }
 
 /// Number of images (C, H, W) in x.
-int64_t images_of(const Shape& x) {
-  int64_t images = 1;
-  for (int i = 0; i + 3 < x.rank(); ++i) images *= x[i];
-  return images;
-}
+int64_t images_of(const Shape& x) { return numel_of(Shape(x.begin(), x.end() - 3)); }
 
 /// x's shape with its last three sizes replaced.
-Shape with_image(const Shape& x, int64_t channels, int64_t height, int64_t width) {
-  Shape shape = x;
-  const int n = shape.rank();
-  shape[n - 3] = channels, shape[n - 2] = height, shape[n - 1] = width;
-  return shape;
+Shape with_image(Shape x, const Shape& image) {
+  std::copy_n(image.begin(), 3, x.end() - 3);
+  return x;
 }
 
 }  // namespace
@@ -60,7 +54,7 @@ Variable PixelShuffle::forward(const Variable& x) {
                  "[PixelShuffle] expected input (..., C, H, W) with C a multiple of ", factor * factor, ", got ",
                  x.shape(), "; reshape the input, or change factor");
   const int64_t c = x.size(-3) / (factor * factor), h = x.size(-2), w = x.size(-1);
-  const Shape shape = with_image(x.shape(), c, h * factor, w * factor);
+  const Shape shape = with_image(x.shape(), {c, h * factor, w * factor});
   return x.reshape({images_of(x.shape()), c, factor, factor, h, w}).permute({0, 1, 4, 2, 5, 3}).reshape(shape);
 }
 
@@ -70,7 +64,7 @@ Variable PixelUnshuffle::forward(const Variable& x) {
                  "[PixelUnshuffle] expected input (..., C, H, W) with H and W multiples of ", factor, ", got ",
                  x.shape(), "; reshape, crop or pad the input");
   const int64_t c = x.size(-3), h = x.size(-2) / factor, w = x.size(-1) / factor;
-  const Shape shape = with_image(x.shape(), c * factor * factor, h, w);
+  const Shape shape = with_image(x.shape(), {c * factor * factor, h, w});
   return x.reshape({images_of(x.shape()), c, h, factor, w, factor}).permute({0, 1, 3, 5, 2, 4}).reshape(shape);
 }
 
@@ -79,8 +73,7 @@ Variable ChannelShuffle::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() >= 3 && x.size(1) % groups == 0,
                  "[ChannelShuffle] expected input (N, C, ...) with C a multiple of ", groups,
                  ", of at least 3 dims, got ", x.shape(), "; reshape the input, or change groups");
-  int64_t behind = 1;
-  for (int i = 2; i < x.dim(); ++i) behind *= x.size(i);
+  const int64_t behind = numel_of(Shape(x.shape().begin() + 2, x.shape().end()));
   return x.reshape({x.size(0), groups, x.size(1) / groups, behind}).transpose(1, 2).reshape(x.shape());
 }
 

@@ -128,8 +128,6 @@ struct TransformerDecoder : TransformerStack<TransformerDecoder, TransformerDeco
 /// Masks of a Transformer.
 struct TransformerMasks {
   AttentionMasks source = {}, target = {}, memory = {};  ///< memory: target tokens attending to source tokens
-  /// True if there is any mask.
-  bool any() const { return source.any() || target.any() || memory.any(); }
 };
 
 /// Encoder and decoder, each followed by a norm. Matrices start as init::xavier_uniform.

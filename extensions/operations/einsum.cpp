@@ -5,15 +5,51 @@
 
 #include "autograd/autocast.h"
 #include "autograd/recorded.h"
+#include "base/classic_text.h"
+#include "base/suggest.h"
 #include "extensions/operations/operations.h"
 #include "tensor/ops_common.h"
 
 namespace lockstep {
 namespace {
 
-// --- the ellipsis ---
+// --- the equation ---
 
 constexpr const char* dots = "...";
+
+struct Equation {
+  std::vector<std::string> inputs;
+  std::string output;
+};
+/// Splits "ij,jk->ik" into inputs and output, without checks. Without an arrow the output is the ellipsis (if there is
+/// one), then the letters that occur once, alphabetically.
+Equation split_equation(std::string text) {
+  std::erase(text, ' ');
+  if (const size_t arrow = text.find("->"); arrow != std::string::npos)
+    return {split(text.substr(0, arrow), ','), text.substr(arrow + 2)};
+  const std::vector<std::string> inputs = split(text, ',');
+  std::string output = text.find('.') == std::string::npos ? "" : dots;
+  std::sort(text.begin(), text.end());
+  for (const char c : text)
+    if (c != ',' && c != '.' && text.find(c) == text.rfind(c)) output += c;
+  return {inputs, output};
+}
+
+/// split_equation() of an equation without ellipsis. Error if it is malformed.
+Equation parse(const std::string& equation) {
+  const Equation parsed = split_equation(equation);
+  std::string all;
+  for (const std::string& names : parsed.inputs) all += names;
+  for (const char c : all + parsed.output)
+    LOCKSTEP_CHECK(is_letter(c), "[einsum] expected letters, dots, commas and one ->, got \"", equation, "\"");
+  for (const char name : parsed.output) {
+    LOCKSTEP_CHECK(all.find(name) != std::string::npos,
+                   "[einsum] expected output letters that occur in an operand, got ", name, " in \"", equation, "\"");
+    LOCKSTEP_CHECK(parsed.output.find(name) == parsed.output.rfind(name),
+                   "[einsum] expected each output letter once, got ", name, " twice in \"", equation, "\"");
+  }
+  return parsed;
+}
 
 /// Number of letters of one operand or of the output, which may have one ellipsis.
 size_t letters_of(const std::string& names, const std::string& equation) {
@@ -23,31 +59,18 @@ size_t letters_of(const std::string& names, const std::string& equation) {
   return names.size() - points;
 }
 
-/// An equation without ellipsis, and the shapes of its operands.
-struct SpelledOut {
-  std::string equation;       ///< the equation, with letters in place of ...
-  std::vector<Shape> shapes;  ///< shapes to which the operands must first be expanded
-};
-/// Replaces the ellipsis by new letters, one for each dim that it stands for. These dims are aligned from the right and
-/// broadcast. In an equation without ->, these dims come first in the output. Error for a malformed equation or sizes
-/// that do not broadcast.
-SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shapes) {
-  std::string text = equation;
-  std::erase(text, ' ');
-  const size_t arrow = text.find("->");
-  const bool implicit = arrow == std::string::npos;
-  std::vector<std::string> inputs(1);
-  for (const char c : text.substr(0, arrow))
-    if (c == ',') inputs.emplace_back();
-    else inputs.back() += c;
+/// Replaces the ellipsis by new letters, one for each dim that it stands for, and changes `shapes` to those to which
+/// the operands must be expanded. The dims of the ellipsis are aligned from the right and broadcast. In an equation
+/// without ->, they come first in the output. Error for a malformed equation or sizes that do not broadcast.
+std::string spell_out(const std::string& equation, std::vector<Shape>& shapes) {
+  auto [inputs, output] = split_equation(equation);
   LOCKSTEP_CHECK(inputs.size() == shapes.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
                  "\", got ", shapes.size());
-  std::string output = implicit ? "" : text.substr(arrow + 2), unused;
   letters_of(output, equation);
+  std::string unused;
   for (char c = 'A'; c <= 'z'; ++c)
-    if ((c <= 'Z' || c >= 'a') && text.find(c) == std::string::npos) unused += c;
+    if (is_letter(c) && equation.find(c) == std::string::npos) unused += c;
 
-  SpelledOut full{{}, shapes};
   std::vector<int64_t> sizes;  // sizes of the ellipsis' dims, last dim first
   std::vector<size_t> counts(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -68,82 +91,26 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
   LOCKSTEP_CHECK(sizes.size() <= unused.size(), "[einsum] expected fewer letters in \"", equation,
                  "\": its letters and the dims that ... stands for may be at most 52 in all");
   const std::string names = unused.substr(0, sizes.size());
-  std::string once = text.substr(0, arrow);
-  std::sort(once.begin(), once.end());
+  std::string result;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (const size_t start = inputs[i].find(dots); start != std::string::npos) {
-      for (size_t d = 0; d < counts[i]; ++d) full.shapes[i][int(start + counts[i] - 1 - d)] = sizes[d];
+      for (size_t d = 0; d < counts[i]; ++d) shapes[i][int(start + counts[i] - 1 - d)] = sizes[d];
       inputs[i].replace(start, 3, names.substr(names.size() - counts[i]));
     }
-    full.equation += (i ? "," : "") + inputs[i];
-  }
-  if (implicit) {
-    output = dots;
-    for (const char c : once)
-      if (c != ',' && c != '.' && std::count(once.begin(), once.end(), c) == 1) output += c;
+    result += (i ? "," : "") + inputs[i];
   }
   if (const size_t start = output.find(dots); start != std::string::npos) output.replace(start, 3, names);
-  full.equation += "->" + output;
-  return full;
+  return result + "->" + output;
 }
 
-/// Result of without_ellipsis().
-template <class Value> struct EllipsisFree {
-  std::string equation;
-  std::vector<Value> operands;
-};
-/// spell_out() applied to operands, which are expanded as views.
-template <class Value>
-EllipsisFree<Value> without_ellipsis(const std::string& equation, const std::vector<Value>& operands) {
+/// einsum() of an equation with an ellipsis; the operands are expanded as views.
+template <class T> T einsum_spelled_out(const std::string& equation, std::vector<T> operands) {
   std::vector<Shape> shapes;
-  for (const Value& x : operands) shapes.push_back(x.shape());
-  SpelledOut full = spell_out(equation, shapes);
-  EllipsisFree<Value> free{std::move(full.equation), operands};
+  for (const T& x : operands) shapes.push_back(x.shape());
+  const std::string letters = spell_out(equation, shapes);
   for (size_t i = 0; i < operands.size(); ++i)
-    if (shapes[i] != full.shapes[i]) free.operands[i] = operands[i].expand(full.shapes[i]);
-  return free;
-}
-
-// --- the equation ---
-
-struct Equation {
-  std::vector<std::string> inputs{""};
-  std::string output;
-};
-/// Splits "ij,jk->ik" into inputs and output. Without an arrow the output is the letters that occur once,
-/// alphabetically.
-Equation parse(const std::string& equation) {
-  Equation parsed;
-  auto& [inputs, output] = parsed;
-  bool arrow = false;
-  for (size_t i = 0; i < equation.size(); ++i) {
-    const char c = equation[i];
-    if (c == ' ') continue;
-    if (c == '-' && i + 1 < equation.size() && equation[i + 1] == '>' && !arrow) {
-      arrow = true;
-      ++i;
-    } else if (c == ',' && !arrow) {
-      inputs.emplace_back();
-    } else {
-      LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'),
-                     "[einsum] expected letters, dots, commas and one ->, got \"", equation, "\"");
-      (arrow ? output : inputs.back()) += c;
-    }
-  }
-  std::string all;
-  for (const std::string& names : inputs) all += names;
-  if (!arrow) {
-    std::sort(all.begin(), all.end());
-    for (size_t i = 0; i < all.size(); ++i)
-      if (all.find(all[i]) == all.rfind(all[i])) output += all[i];
-  }
-  for (char name : output) {
-    LOCKSTEP_CHECK(all.find(name) != std::string::npos,
-                   "[einsum] expected output letters that occur in an operand, got ", name, " in \"", equation, "\"");
-    LOCKSTEP_CHECK(output.find(name) == output.rfind(name), "[einsum] expected each output letter once, got ", name,
-                   " twice in \"", equation, "\"");
-  }
-  return parsed;
+    if (operands[i].shape() != shapes[i]) operands[i] = operands[i].expand(shapes[i]);
+  return einsum(letters, operands);
 }
 
 // --- the contraction ---
@@ -215,8 +182,7 @@ Named contract(const Named& a, const Named& b, const std::string& wanted) {
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
   if (equation.find('.') != std::string::npos) {
     for (const Tensor& x : operands) check_defined("einsum", x);
-    const auto entire = without_ellipsis(equation, operands);
-    return einsum(entire.equation, entire.operands);
+    return einsum_spelled_out(equation, operands);
   }
   const auto [inputs, output] = parse(equation);
   LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
@@ -290,10 +256,7 @@ T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>&
 }  // namespace
 
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
-  if (equation.find('.') != std::string::npos) {
-    const auto entire = without_ellipsis(equation, operands);
-    return einsum(entire.equation, entire.operands);
-  }
+  if (equation.find('.') != std::string::npos) return einsum_spelled_out(equation, operands);
   std::vector<Variable> inputs;
   std::vector<Tensor> tensors;
   for (const Variable& operand : operands) {

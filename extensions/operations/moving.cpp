@@ -54,8 +54,7 @@ Tensor repeat(const Tensor& x, const Dims& repeats) {
   Tensor out = x.reshape(shape);
   for (int d = shape.rank() - 1; d >= 0; --d) {  // innermost first, so that the largest copy moves the longest runs
     if (repeats[d] == 1) continue;
-    int64_t outer = 1;
-    for (int i = 0; i < d; ++i) outer *= shape[i];
+    const int64_t outer = numel_of(Shape(shape.begin(), shape.begin() + d));
     const int64_t inner = outer == 0 ? 0 : out.numel() / outer;
     shape[d] *= repeats[d];
     out = out.reshape({outer, 1, inner}).expand({outer, repeats[d], inner}).reshape(shape);
@@ -89,12 +88,10 @@ Variable flip(const Variable& x, const Dims& dims) {
 }
 
 Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
-  Tensor out = roll(x.tensor(), shifts, dims);
-  if (!needs_grad({&x})) return out;
   Dims back_shifts = shifts;
   for (int64_t& shift : back_shifts) shift = -shift;
-  return record("roll", {&x}, std::move(out),
-                [back_shifts, dims](auto& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
+  return on_tape("roll", {&x}, roll(x.tensor(), shifts, dims),
+                 [back_shifts, dims](auto& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
 }
 
 Variable repeat(const Variable& x, const Dims& repeats) {
@@ -108,9 +105,8 @@ Variable repeat(const Variable& x, const Dims& repeats) {
       const int place = d - (repeats.rank() - shape.rank());
       if (repeats[d] == 0) return back.give(0, zeros(shape, {grad.dtype(), grad.device()}));
       if (place >= 0) summed[d] = shape[place];
-      int64_t before = 1, after = 1;
-      for (int i = 0; i < d; ++i) before *= summed[i];
-      for (int i = d + 1; i < summed.rank(); ++i) after *= summed[i];
+      const int64_t before = numel_of(Shape(summed.begin(), summed.begin() + d));
+      const int64_t after = numel_of(Shape(summed.begin() + d + 1, summed.end()));
       grad = sum(grad.reshape({before, repeats[d], summed[d], after}), {1}).view(summed);
     }
     back.give(0, grad.reshape(shape));

@@ -399,7 +399,7 @@ def pair(c, least, greatest):
 
 @family("composed", 1)
 def composed(c):
-    """extensions/layers/composed.def and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and extensions/operations/tests/golden/einsum.safetensors: --only ^composed --cases
+    """extensions/layers/composed.h and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and extensions/operations/tests/golden/einsum.safetensors: --only ^composed --cases
     2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])
@@ -453,7 +453,7 @@ def composed(c):
 
 @family("picking", 1)
 def picking(c):
-    """composed.def and search.h of extensions/layers. Makes extensions/layers/tests/golden/picking.safetensors: --only ^picking --cases 2000
+    """composed.h and search.h of extensions/layers. Makes extensions/layers/tests/golden/picking.safetensors: --only ^picking --cases 2000
     --seed 14 --keep FOLDER.
     """
     name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "unique_consecutive", "nonzero"])

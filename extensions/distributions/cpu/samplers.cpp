@@ -2,7 +2,7 @@
 // it needs. Logarithms come from random_math.h, so all devices give the same bits.
 #include <cmath>
 
-#include "extensions/distributions/kernels.h"
+#include "extensions/distributions/samplers.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/math_gamma.h"
 #include "tensor/random_math.h"

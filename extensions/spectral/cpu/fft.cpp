@@ -213,9 +213,6 @@ template <class T> class Rows {
   }
 
   static Number turned(Number a) { return {a.imag(), a.real()}; }
-  static Number times(Number a, Number b) {
-    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
-  }
 
   int64_t n_, n1_ = 0, n2_ = 0;
   std::unique_ptr<Columns<T>> first_, second_;
@@ -235,10 +232,6 @@ template <class T, class Fn> void for_halves(int64_t rows, int64_t h, Fn&& fn) {
       fn(at / pairs, k, h - k, std::complex<T>(roots(k)));
     }
   });
-}
-
-template <class T> std::complex<T> times(std::complex<T> a, std::complex<T> b) {
-  return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
 }
 
 template <class T> void real_rows(const T* x, std::complex<T>* out, int64_t rows, int64_t n, T scale) {

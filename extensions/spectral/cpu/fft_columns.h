@@ -12,6 +12,11 @@
 
 namespace lockstep::on_cpu::fourier {
 
+/// a b, without the checks for NaN of operator*.
+template <class T> std::complex<T> times(std::complex<T> a, std::complex<T> b) {
+  return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+}
+
 /// exp(-2 pi i k / n), k >= 0. Exact if k / n is a multiple of 1/4.
 inline std::complex<double> root_of_unity(int64_t k, int64_t n) {
   k %= n;
@@ -26,20 +31,17 @@ inline std::complex<double> root_of_unity(int64_t k, int64_t n) {
 class Roots {
  public:
   /// Computes the tables.
-  explicit Roots(int64_t n) : n_(n) {
+  explicit Roots(int64_t n) {
     while (int64_t(1) << 2 * shift_ < n) ++shift_;
     for (int64_t k = 0; k < int64_t(1) << shift_; ++k) low_.push_back(root_of_unity(k, n));
     for (int64_t k = 0; k <= n >> shift_; ++k) high_.push_back(root_of_unity(k << shift_, n));
   }
   /// exp(-2 pi i k / n), 0 <= k <= n.
   std::complex<double> operator()(int64_t k) const {
-    const std::complex<double> a = high_[size_t(k >> shift_)], b = low_[size_t(k & ((int64_t(1) << shift_) - 1))];
-    return {a.real() * b.real() - a.imag() * b.imag(), a.real() * b.imag() + a.imag() * b.real()};
+    return times(high_[size_t(k >> shift_)], low_[size_t(k & ((int64_t(1) << shift_) - 1))]);
   }
-  int64_t size() const { return n_; }  ///< n
 
  private:
-  int64_t n_;
   int shift_ = 0;
   std::vector<std::complex<double>> low_, high_;
 };
