@@ -308,7 +308,9 @@ class Accelerator {
   Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
                               bool pad_first = false) const;
 
-  bool is_main_process() const { return state_->leads(); }           ///< true on rank 0
+  bool is_main_process() const { return state_->leads(); }  ///< true on rank 0
+  /// True on the first rank of each host.
+  bool is_local_main_process() const { return state_->job().team().local_rank() == 0; }
   int num_processes() const { return state_->world(); }              ///< number of ranks
   int process_index() const { return state_->job().team().rank(); }  ///< number of this rank
   Device device() const { return state_->job().device(); }           ///< device of this rank

@@ -281,7 +281,7 @@ TEST_CASE("accelerator: communication between ranks") {
     Accelerator acc;
     const int64_t rank = acc.process_index();
     CHECK(acc.num_processes() == 4);
-    CHECK(acc.is_main_process() == (rank == 0));
+    CHECK((acc.is_main_process() == (rank == 0) && acc.is_local_main_process() == (rank == 0)));
     const Tensor mine = full({2}, double(rank));
     CHECK(acc.gather(mine).to_vector<float>() == std::vector<float>{0, 0, 1, 1, 2, 2, 3, 3});
     CHECK(acc.gather(full({}, double(rank))).to_vector<float>() == std::vector<float>{0, 1, 2, 3});
