@@ -54,10 +54,7 @@ std::string build_id() {
   return id;
 }
 
-int Team::local_rank() const {
-  if (!group_) return 0;
-  return threads_ ? rank() : dist::Rendezvous::from_environment().local_rank;
-}
+int Team::local_rank() const { return group_ ? group_->control().place().local_rank : 0; }
 
 void Team::sum(std::vector<double>& values, const char* tag) const {
   if (group_) values = dist::all_reduced(values, *group_, {.tag = tag});

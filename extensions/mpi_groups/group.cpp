@@ -344,15 +344,17 @@ World make_mpi_world(const std::string& url) {
   check(MPI_Allgather(&meeting, sizeof meeting, MPI_BYTE, all.data(), sizeof meeting, MPI_BYTE, MPI_COMM_WORLD),
         "MPI_Allgather");
   bool one_host = true;
+  int local_rank = 0;
   for (const Meeting& m : all) one_host &= std::strcmp(m.host, all[0].host) == 0;
+  for (int r = 0; r < rank; ++r) local_rank += std::strcmp(all[size_t(r)].host, meeting.host) == 0;
   if (one_host) std::strcpy(meeting.host, "127.0.0.1");
   if (rank == 0 && size > 1) {
     listener = open_listener(meeting.host, meeting.port);
     std::strcpy(meeting.token, random_token().c_str());
   }
   check(MPI_Bcast(&meeting, sizeof meeting, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
-  Rendezvous place = Rendezvous::from_url(
-      str("tcp://", meeting.host, ":", std::max(1, meeting.port), "?rank=", rank, "&world_size=", size));
+  Rendezvous place = Rendezvous::from_url(str("tcp://", meeting.host, ":", std::max(1, meeting.port), "?rank=", rank,
+                                              "&world_size=", size, "&local_rank=", local_rank));
   place.listener = listener;
   if (place.token.empty()) place.token = meeting.token;
 
