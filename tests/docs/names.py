@@ -3,7 +3,7 @@
 every name of ours is in that header or behind it. docs/names.md must be what scripts/names_page.py writes.
 
 All rows become one program with a function for each, so that an error names its row; it is checked, not translated.
-Usage: names.py BUILD -- COMPILER... Prints what is wrong, then "N passed, M failed"; a case is a row or a rule.
+Usage: names.py TABLE BUILD -- COMPILER... Prints what is wrong, then "N passed, M failed"; a case is a row or a rule.
 """
 import pathlib
 import re
@@ -100,8 +100,8 @@ def compile_errors(rows, build, compiler):
 
 
 def main():
-    build, _, *compiler = sys.argv[1:]
-    text = names_page.TABLE.read_text()
+    table, build, _, *compiler = sys.argv[1:]
+    text = pathlib.Path(table).read_text()
     rows, problems = names_page.rows(text), list(badly_written(text))
     checks = [(not problems, "\n".join(problems)), (len(rows) >= LEAST, f"docs/names.tsv has {len(rows)} rows, expected at least {LEAST}")]
     checks.append((names_page.PAGE.exists() and names_page.PAGE.read_text() == names_page.page(text), "docs/names.md is not what the table says: scripts/names_page.py"))
