@@ -30,12 +30,13 @@ def listed(build, options):
     names = set()
     for test in described:
         suites = {s.split(":")[-1] for s in test["suite"]}
-        if test["name"] in names or (options.suite and options.suite not in suites) or (options.not_suite and options.not_suite in suites):
-            continue
-        if options.names and test["name"] not in options.names:
-            continue
+        if test["name"] in names:
+            sys.exit(f"two tests are named {test['name']}; give one of them another name in its meson.build")
         names.add(test["name"])
-        yield test
+        if (options.suite and options.suite not in suites) or (options.not_suite and options.not_suite in suites):
+            continue
+        if not options.names or test["name"] in options.names:
+            yield test
 
 
 def count(output, code):
