@@ -1,5 +1,5 @@
 #pragma once
-// What benchmark programs share: the command line, durations, medians.
+// Benchmark programs share these: the command line, durations, medians.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ctime>

@@ -6,7 +6,6 @@ lockstep.h (`vision` stands for <lockstep/vision.h>). `#` and `##` begin section
 tests/docs/names.py compiles every line.
 """
 import pathlib
-import sys
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -140,4 +139,3 @@ def page(text):
 
 if __name__ == "__main__":
     PAGE.write_text(page(TABLE.read_text()))
-    sys.exit()

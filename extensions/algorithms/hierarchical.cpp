@@ -192,7 +192,7 @@ std::vector<CollectiveAlgorithm> hierarchical_algorithm() {
             const HostGroups groups(r);
             const int size = int(groups.hosts[0].size());
             if (size == r.ranks) return true;
-            // Of consecutive ranks in equal hosts, each is on host rank / size.
+            // Consecutive ranks share a host of `size` ranks: rank r is on host r / size.
             return groups.equal && is_power_of_two(size) &&
                    std::is_sorted(groups.host_of.begin(), groups.host_of.end());
           },

@@ -99,7 +99,7 @@ class Checker {
 
   CollectiveCheck finish() {
     if (is_reduction(request_.collective)) check_.results.assign(size_t(check_.chunks), -1);
-    // Of all_to_all's n·n chunks, each rank must hold every n-th.
+    // all_to_all has n·n chunks, of which each rank must hold every n-th.
     const bool all_to_all = request_.collective == Collective::all_to_all;
     for (int rank = 0; rank < n_; ++rank) {
       for (int64_t chunk = all_to_all ? rank : 0; chunk < check_.chunks; chunk += all_to_all ? n_ : 1) {

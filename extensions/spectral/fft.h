@@ -13,8 +13,8 @@ namespace lockstep::fft {
 /// by sqrt(n), `forward` divides the forward transform by n.
 enum class FftNorm { backward, ortho, forward };
 
-/// What a transform maps: complex numbers to complex numbers, real numbers to the half of their spectrum with
-/// frequencies >= 0 (the rest are conjugates), or such a half to real numbers.
+/// A transform maps complex numbers to complex numbers, real numbers to the half of their spectrum with frequencies
+/// >= 0 (the rest are conjugates), or such a half to real numbers.
 enum class FftKind { complex, to_half, from_half };
 
 /// A transform along one dim, called like a function. T is Tensor or Variable.

@@ -24,7 +24,7 @@ inline std::string describe(Algorithm a, const CollectiveRequest& r) {
              hosts.empty() ? "" : ", hosts", hosts);
 }
 
-/// What a rank sends and receives in a schedule for `count` elements of f32: "40 bytes sent, ...".
+/// Describes what a rank sends and receives in a schedule for `count` elements of f32: "40 bytes sent, ...".
 inline std::string traffic_text(int64_t sent, int64_t received, int64_t messages) {
   return str(sent, " bytes sent, ", received, " received, ", messages, " messages");
 }

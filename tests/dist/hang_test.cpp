@@ -20,7 +20,7 @@ using testing::over;
 
 namespace {
 
-/// What rank 0 is told, and after how many seconds.
+/// The error that rank 0 gets, and the seconds until it gets it.
 struct TimedError {
   std::string text;
   double seconds;
@@ -35,9 +35,9 @@ struct Row {
   double least, greatest;  ///< seconds that this means for the job below
   std::string text;        ///< part of the error
   SpawnOptions job;
-  /// What rank 1 does, which calls happens() when it is at fault. Empty: there is no rank 2 of 3.
+  /// Rank 1 runs this; it calls happens() when the fault happens. Empty: the last of three ranks never starts.
   std::function<void(const std::function<void()>& happens)> fault;
-  std::function<void()> meanwhile = [] { sum(8); };  ///< what rank 0 does, which is told
+  std::function<void()> meanwhile = [] { sum(8); };  ///< rank 0 runs this, and gets the error
 };
 
 TimedError reported(const Row& row) {

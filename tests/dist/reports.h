@@ -1,5 +1,5 @@
 #pragma once
-// What the ranks of a job are told of a fault, and how soon.
+// Records the error that each rank of a job gets after a fault, and how soon.
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 #include <unistd.h>

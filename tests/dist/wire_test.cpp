@@ -221,7 +221,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
       }
     });
-    // Says something and is shut out; returns what it was told.
+    // Sends bytes, checks that the store then closes the connection, and returns its answer.
     const auto shut_out = [](Stranger&& stranger, const std::string& bytes) {
       stranger.say(bytes);
       CHECK(stranger.is_closed());
