@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "base/environment.h"
-#include "base/output_file.h"
 #include "dist/control.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
@@ -147,12 +146,6 @@ void check_single_process(const std::string& command) {
 }
 
 std::string rank_prefix() { return rank_of_process ? "rank " + std::to_string(*rank_of_process) + ": " : ""; }
-
-void write_error_file(const std::string& message) noexcept {
-  try {
-    if (const auto path = environment("LOCKSTEP_ERROR_FILE")) OutputFile(*path, true).add(message + "\n");
-  } catch (...) {}  // NOLINT: the error is on stderr anyway
-}
 
 Device device_of(const CommonOptions& o, const Team& team) {
   Device device = parse_device(o.device);

@@ -66,12 +66,7 @@ int main(int argc, char** argv) {
   ls::engine::add_config_arguments(app, args);
   app.add_option("--checkpoints", checkpoints, "folder to resume from and save to")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    ls::engine::init_distributed();
-    ls::dist::guard([&] { run(args, checkpoints); });
-    ls::dist::shutdown();
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  ls::engine::init_distributed();
+  run(args, checkpoints);
+  ls::dist::shutdown();
 }

@@ -260,8 +260,11 @@ with tempfile.TemporaryDirectory() as folder:
         ("others that fail later are not the cause", 3, ["rank 1 ended with exit code 3", "then rank 0 ended with exit code 4"], "-n", 3, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.3; exit 4"),
         ("stubborn", 3, ["rank 1 ended", "stopped with it: rank 0"], "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; trap '' TERM; while :; do sleep 0.1; done"),
         ("stopped", 3, ["stopped with it: rank 0"], "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; kill -STOP $$; sleep 1000"),
-        ("error file", 1, ["its error:\n  | loss is nan in step 3"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then echo "loss is nan in step 3" > $LOCKSTEP_ERROR_FILE; exit 1; fi; sleep 1000'),
-        ("error file of torch", 1, ["| RuntimeError: torn"], "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"),
+        ("error file", 1, ["\n  error: loss is nan in step 3\n"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then echo "loss is nan in step 3" > $LOCKSTEP_ERROR_FILE; exit 1; fi; sleep 1000'),
+        ("error file of torch", 1, ["error: RuntimeError: torn"], "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"),
+        ("an error of several lines", 1, ["\n  error: 2 problems\n  |   a\n  |   b\n"], "-n", 2, "sh", "-c", r'printf "2 problems\n  a\n  b\n" > $LOCKSTEP_ERROR_FILE; exit 1'),
+        ("the error of a script that goes on", 0, ["rank 1: error: passing"], "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then echo passing > $LOCKSTEP_ERROR_FILE; fi"),
+        ("what others say of a killed rank", 137, ["rank 1 was killed", "error: rank 1 (pid 7 on h) died"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then kill -9 $$; fi; echo "rank 1 (pid 7 on h) died" > $LOCKSTEP_ERROR_FILE; exit 1'),
         ("the rank that all errors name", 5, ["rank 1 ended with exit code 5", "then rank 0 ended with exit code 6"], "-n", 2, "sh", "-c", blame),
     ))
     start = time.monotonic()
