@@ -248,7 +248,8 @@ void EngineBase::Forward::explain(const Error& error) const {
   const char* const block = m.config.fp16.enabled ? "fp16" : "bf16";
   if (!saw_other_dtype_ || m.auto_cast) throw;
   fail(str(error.what(), "; the model is ", m.dtype, " (", block, ".enabled), and an input was not: set ", block,
-           ".auto_cast to true, or convert inputs with .to(", m.dtype, ")"));
+           ".auto_cast to true, or convert inputs with .to(", m.dtype, "). The outputs are ", m.dtype,
+           " too: for targets of another dtype, give the loss outputs.to(f32)"));
 }
 
 }  // namespace lockstep::engine

@@ -86,6 +86,10 @@ struct LayerSpec {
 template <class L> LayerSpec layer(const typename L::Options& options) {
   return {.make = [options] { return std::make_unique<L>(options); }};
 }
+/// A layer of type L with its default options, such as layer<nn::ReLU>().
+template <class L> LayerSpec layer() {
+  return {.make = [] { return std::make_unique<L>(); }};
+}
 /// A layer without parameters. `forward` takes all tensors that the previous layer returns; in the second overload, the
 /// previous layer must return exactly one.
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);

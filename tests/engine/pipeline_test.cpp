@@ -164,8 +164,6 @@ TEST_CASE("pipeline engine: impossible settings are rejected on all ranks with a
             "activation_checkpoint_interval 2, which contradicts"},
            {2, [](auto&, auto&, Config&c) { c.managed_gradient_accumulation = false; },
             "plans with pp or tp run whole steps; leave it out. The nearest plan that works: dp2"},
-           {2, [](auto&, auto&, Config&c) { c.activation_checkpointing.enabled = true; },
-            "pipeline.activation_checkpoint_interval; set that"},
            {2, [](auto&, auto&, Config&c) { c.data_types.grad_accum_dtype = "fp32"; }, "grad_accum_dtype"},
            {2, [](auto&, auto&, Config&c) { c.pipeline.partition = "by hand"; },
             "expected uniform, parameters, best or type:PATTERN"},

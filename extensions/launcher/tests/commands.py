@@ -183,12 +183,15 @@ with tempfile.TemporaryDirectory() as folder:
         ("core that is not there", words("--bind-cores-to-rank --bind-core-list 4000 true"), 1, ["core 4000"]),
         ("core list alone", words("--bind-core-list 0 true"), 2, ["--bind-cores-to-rank"]),
         ("hostfile that is not there", ["-H", d / "none", "true"], 2, ["cannot read the hostfile", "No such file"]),
-        ("slots", words("--num-gpus 100000 true"), 2, ["--num-gpus", "localhost"]),
+        ("slots", words("--num-gpus 100000 true"), 2, ["--num-gpus", "4096"]),
         ("include and num-gpus", words("-i localhost --num-gpus 1 true"), 2, ["got both kinds"]),
         ("include and exclude", words("-i localhost -e localhost true"), 2, ["got both"]),
         ("agent by hand", words("--agent true"), 1, ["for launchers only"]),
     ):
         expect(name, run(name, *args), code, *parts, absent=["rank 0 ended"])
+    for many in (["--num_gpus", cores + 2], [f"--num_gpus={cores + 2}"], ["--num-accelerators", cores + 2, "--num_nodes", 1]):
+        r = run("DeepSpeed's number of ranks", *many, "sh", "-c", "echo of $WORLD_SIZE")
+        check(f"{many} without a hostfile", r.returncode == 0 and r.stdout.count(f"of {cores + 2}\n") == cores + 2, r.stdout + r.stderr)
     used.close()
 
     # Output.
