@@ -23,7 +23,8 @@ const std::terminate_handler former = std::set_terminate(end_by_uncaught);
 
 void end_by_uncaught() {
   static std::atomic_flag ending;
-  while (ending.test_and_set()) std::this_thread::sleep_for(std::chrono::seconds(1));  // another thread ends the process
+  while (ending.test_and_set())
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // another thread ends the process
   const std::exception_ptr error = std::current_exception();
   try {
     if (error) std::rethrow_exception(error);
@@ -33,7 +34,7 @@ void end_by_uncaught() {
     const int code = report_error(e);
     if (const auto tell = tell_others.load()) tell(error);
     std::_Exit(code);  // not exit(): other threads still use what it would destroy
-  } catch (...) {}  // it has no text: the former handler names its type
+  } catch (...) {}     // it has no text: the former handler names its type
   if (former) former();
   std::abort();
 }

@@ -194,8 +194,7 @@ struct Config {
   /// key, because the section says where the inputs of checkpoints wait.
   bool checkpoints_activations() const {
     const ActivationCheckpointingConfig& a = activation_checkpointing;
-    return a.enabled ||
-           (!has("activation_checkpointing.enabled") && (a.partition_activations || a.cpu_checkpointing));
+    return a.enabled || (!has("activation_checkpointing.enabled") && (a.partition_activations || a.cpu_checkpointing));
   }
   /// True if the file sets the key.
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }

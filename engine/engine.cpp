@@ -239,24 +239,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
   }
   for (const Participating& one : participants)
     if (const std::string text = one.participant->text(); !text.empty()) say(text);
-  const ActivationCheckpointingConfig& a = config.activation_checkpointing;
-  if (config.checkpoints_activations()) {
-    checkpoints.emplace(
-        parallel::CheckpointOptions{.partition_activations = a.partition_activations,
-                                    .cpu_checkpointing = a.cpu_checkpointing,
-                                    .contiguous_memory_optimization = a.contiguous_memory_optimization,
-                                    .number_checkpoints = a.number_checkpoints.value_or(0),
-                                    .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary,
-                                    .profile = a.profile,
-                                    .beside = moe::aux_losses});
-    try {
-      checkpoints->wrap_blocks(model);
-    } catch (const Error& error) {  // DeepSpeed's files may have the section for no model in particular
-      if (a.enabled) throw;
-      say(str("note: activation_checkpointing has no effect: ", error.what()));
-    }
-    for (const std::string& note : checkpoints->notes()) say("note: activation_checkpointing: " + note);
-  }
+  if (config.checkpoints_activations()) wrap_blocks();
   if (auto* const sender = dynamic_cast<Exchanging*>(optimizers[0]))
     exchange = sender->exchange(model, *group,
                                 {.nonfinite = options.nonfinite,

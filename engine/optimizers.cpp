@@ -42,7 +42,8 @@ Make adam(Params& p) {
   p.check([&] { optim::check_options(p.type.c_str(), o); });
   if (p.problems.empty() && p.type == "Adam" && o.weight_decay != 0 && !p.given.find("adam_w_mode"))
     p.warnings.push_back(
-        "optimizer.type: Adam decays weights as AdamW does, as in DeepSpeed; for PyTorch's Adam, which adds weight_decay "
+        "optimizer.type: Adam decays weights as AdamW does, as in DeepSpeed; for PyTorch's Adam, which adds "
+        "weight_decay "
         "to the gradient, set adam_w_mode to false");
   return [=](const NamedParameters& parameters, dist::ProcessGroup*) {
     Optimizers made;

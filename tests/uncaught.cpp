@@ -18,7 +18,10 @@ using namespace lockstep;
 namespace {
 
 const std::map<std::string, void (*)()> causes = {
-    {"error", [] { matmul(ones({2, 3}), ones({2, 3})); }},
+    {"error",
+     [] {
+       matmul(ones({2, 3}), ones({2, 3}));
+     }},
     {"usage", [] { throw UsageError("[uncaught] expected a right option, got a wrong one"); }},
     {"dist", [] { throw dist::DistError(dist::Fault::mismatch, -1, "[uncaught] ranks disagree"); }},
     {"std", [] { throw std::runtime_error("[uncaught] of the standard library"); }},
@@ -44,7 +47,7 @@ void body(const std::string& cause) {
 
 int main(int argc, char** argv) {
   const std::string cause = argc > 1 ? argv[1] : "none", kind = argc > 2 ? argv[2] : "";
-  std::printf("begun");  // stays in the buffer
+  std::printf("begun");                                      // stays in the buffer
   if (cause == "usage" && kind.empty()) causes.at(cause)();  // on every rank, before they meet
   if (!kind.empty()) {
     using Kind = dist::SpawnOptions::Kind;

@@ -47,8 +47,9 @@ void run(const ls::engine::Arguments& args, const std::string& checkpoints) {
 
   engine.train();
   for (auto& [data, label] : *training_dataloader) {
-    const ls::Variable outputs = engine(data.to(ls::f16));  // no zero_grad(): step() clears gradients
-    const ls::Variable loss = ls::cross_entropy(outputs, label.reshape({-1}));
+    const ls::Variable outputs =
+        engine(data.to(engine.device()).to(ls::f16));  // no zero_grad(): step() clears gradients
+    const ls::Variable loss = ls::cross_entropy(outputs, label.to(engine.device()).reshape({-1}));
     engine.backward(loss);
     engine.step();
   }

@@ -106,8 +106,7 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl) {
   m.model->eval();
   if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
   if (const auto files = c.checkpoint_files(); !files.empty())
-    start_with_checkpoint(*m.model, files, m.several(),
-                          [&m](const std::string& text) { m.say("warning: " + text); });
+    start_with_checkpoint(*m.model, files, m.several(), [&m](const std::string& text) { m.say("warning: " + text); });
   if (!c.triangular_masking)
     for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
   m.share_experts();

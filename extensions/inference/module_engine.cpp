@@ -111,9 +111,8 @@ void ModuleEngineBase::Impl::save() const {
   nn::State state;
   for (const nn::NamedParameter& p : model.named_parameters()) {
     const auto* const shard = sharded ? sharded->find(p.variable) : nullptr;
-    state.emplace_back(p.name, (shard ? tensor_parallel::joined(p.variable.tensor(), shard->cut, *tp)
-                                      : p.variable.tensor())
-                                   .to(cpu));
+    state.emplace_back(
+        p.name, (shard ? tensor_parallel::joined(p.variable.tensor(), shard->cut, *tp) : p.variable.tensor()).to(cpu));
   }
   for (const nn::NamedBuffer& b : model.named_buffers()) state.emplace_back(b.name, b.tensor.to(cpu));
   if (!world || world->rank() < config.tp()) save_module(model, state, path, tp.get());

@@ -81,11 +81,11 @@ template <class M> class ModuleEngine : public ModuleEngineBase {
   M* module_;
 };
 
-/// Prepares any module in place: sets eval mode and dtype, loads `checkpoint`, quantizes, and gives each rank its slices.
-/// Collective. `module` must outlive the engine. Error for keys that only a GPT has, such as max_out_tokens.
+/// Prepares any module in place: sets eval mode and dtype, loads `checkpoint`, quantizes, and gives each rank its
+/// slices. Collective. `module` must outlive the engine. Error for keys that only a GPT has, such as max_out_tokens.
 template <class M>
-requires(std::derived_from<M, nn::Module> && !std::derived_from<M, nn::GPT>) ModuleEngine<M> init_inference(
-    M& module, const InferenceConfigSource& config = {}, const InitArgs& args = {}) {
+requires(std::derived_from<M, nn::Module> && !std::derived_from<M, nn::GPT>)
+    ModuleEngine<M> init_inference(M& module, const InferenceConfigSource& config = {}, const InitArgs& args = {}) {
   return ModuleEngine<M>(module, config, args);
 }
 

@@ -20,7 +20,7 @@ struct Ranks {
   /// The group of all ranks for collective reading and writing; null for a single process.
   dist::ProcessGroup* several() const { return world && world->size() > 1 ? world : nullptr; }
 
-  dist::ProcessGroup* world = nullptr;               ///< all ranks of the job; null without a job
+  dist::ProcessGroup* world = nullptr;              ///< all ranks of the job; null without a job
   std::shared_ptr<dist::ProcessGroup> tp, ep, all;  ///< ranks that share layers (tp), experts (ep), the model (all)
 };
 

@@ -91,8 +91,8 @@ bool start_with_ours(nn::Module& model, const std::vector<std::string>& paths) {
                    paths.size(), " files (", paths[0],
                    " ...), there is none; name all files, or build the model with their sizes");
     const Shape& shape = files->entry(name).shape;
-    LOCKSTEP_CHECK(shape == wanted, "[init_inference] checkpoint: ", paths[0], ": expected ", name, " of shape ", wanted,
-                   ", got ", shape, "; give weights of this model");
+    LOCKSTEP_CHECK(shape == wanted, "[init_inference] checkpoint: ", paths[0], ": expected ", name, " of shape ",
+                   wanted, ", got ", shape, "; give weights of this model");
   };
   const auto buffers = model.named_buffers();
   for (const nn::NamedParameter& p : named) check(p.name, p.variable.shape());
@@ -140,8 +140,8 @@ void start_with_checkpoint(nn::Module& model, const std::vector<std::string>& fi
                    " lacks the metadata of quantized weights; write it again with save_mp_checkpoint_path");
   } else if (gpt && nn::is_pretrained(files[0])) {
     nn::load_pretrained(*gpt, files[0]);
-  } else if (const std::string whole = files[0] + "/model.safetensors"; !gpt && fs::exists(whole)) {
-    start_with_files({whole});
+  } else if (const std::string file = files[0] + "/model.safetensors"; !gpt && fs::exists(file)) {
+    start_with_files({file});
   } else {
     start_with_saved(model, files[0], group, warn);
   }

@@ -10,8 +10,8 @@
 namespace lockstep::inference {
 
 /// Loads the weights of an unsharded model: from a Hugging Face folder, from a folder of Lockstep checkpoints, or from
-/// safetensors files with the names of Lockstep or, for a GPT, Hugging Face. Parameters built empty (nn/init.h) are read
-/// when they are filled. group: the ranks that call it together; null: a single process.
+/// safetensors files with the names of Lockstep or, for a GPT, Hugging Face. Parameters built empty (nn/init.h) are
+/// read when they are filled. group: the ranks that call it together; null: a single process.
 void start_with_checkpoint(nn::Module& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn);
 

@@ -35,7 +35,6 @@ std::string indented(const std::string& text, const char* heading = "") {
 
 std::string seconds_text(double seconds) { return format("%.1f s", seconds); }
 
-
 /// Returns the rank that an error message names as the cause, or -1. The message begins with "[rank 2] ..." or "rank 2
 /// (pid ...) ...". The rank that prints the message may put its own name in front: "rank 0: [rank 2] ...".
 int blamed(std::string message) {

@@ -94,8 +94,8 @@ TEST_CASE("inference of a module: dtypes, modes, gradients, times") {
 TEST_CASE("inference of a module: 8 and 4 bits") {
   for (const int bits : {8, 4}) {
     const auto model = seeded(1);
-    auto engine = init_inference(*model, str(R"({"dtype": "int8", "quant": {"weight": {"num_bits": )", bits, "}}}"),
-                                 quiet);
+    auto engine =
+        init_inference(*model, str(R"({"dtype": "int8", "quant": {"weight": {"num_bits": )", bits, "}}}"), quiet);
     CHECK(nn::is_quantized(*model));
     CHECK(max_relative_difference(engine(input()).tensor(), wanted()) < (bits == 8 ? 0.05 : 0.5));
   }
@@ -136,8 +136,9 @@ TEST_CASE("inference of a module: slices of the Linears that injection_policy na
   for (const int ranks : {1, 2, 4}) {
     on_ranks(ranks, [&](int rank) {
       const auto model = seeded(rank == 0 ? 1 : 2);  // rank 0's values count
-      auto engine = init_inference(*model, str(R"({"tensor_parallel": {"tp_size": )", ranks, "}, ", policy,
-                                               R"(, "save_mp_checkpoint_path": ")", d / str("tp", ranks), "\"}"),
+      auto engine = init_inference(*model,
+                                   str(R"({"tensor_parallel": {"tp_size": )", ranks, "}, ", policy,
+                                       R"(, "save_mp_checkpoint_path": ")", d / str("tp", ranks), "\"}"),
                                    quiet);
       CHECK(model->blocks[0].up.weight.shape() == Shape{32 / ranks, 8});
       CHECK(model->blocks[1].down.weight.shape() == Shape{8, 32 / ranks});
@@ -145,8 +146,8 @@ TEST_CASE("inference of a module: slices of the Linears that injection_policy na
       if (rank == 0) CHECK(max_relative_difference(engine(input()).tensor(), wanted()) < 1e-5);
       else engine(input());
     });
-    const auto whole = seeded(2);
-    auto engine = init_inference(*whole, Json(Json::Object{{"checkpoint", d / str("tp", ranks)}}), quiet);
+    const auto full = seeded(2);
+    auto engine = init_inference(*full, Json(Json::Object{{"checkpoint", d / str("tp", ranks)}}), quiet);
     CHECK(equal(engine(input()).tensor(), wanted()));
   }
 }
