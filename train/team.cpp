@@ -135,7 +135,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
     });
     dist::shutdown();
   }
-  if (stopped_by && !environment_flag("LOCKSTEP_SIGNAL_EXIT_ZERO")) throw Stopped{stopped_by};
+  if (stopped_by && !environment_flag("LOCKSTEP_SIGNAL_EXIT_ZERO")) throw Stopped(stopped_by);
 }
 
 void check_single_process(const std::string& command) {

@@ -12,13 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "dist/process_group.h"
 #include "train/options.h"
 
 namespace lockstep::train {
 
 /// Thrown when a signal stopped a training, after its checkpoint was written.
-struct Stopped {
+struct Stopped : Error {
+  explicit Stopped(int number) : Error(str("training was stopped by signal ", number)), signal(number) {}
+  int exit_code() const noexcept override { return 128 + signal; }
   int signal;
 };
 
