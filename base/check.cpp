@@ -1,11 +1,63 @@
-// fail(), the only place that throws Errors (set a breakpoint here), and the escaping of their text.
+// fail(), the only place that throws Errors (set a breakpoint here), the end of a program by an exception that nobody
+// catches, and the escaping of messages.
 #include "base/check.h"
 
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <thread>
+
+#include "base/output_file.h"
 #include "base/printable.h"
 
 namespace lockstep {
+namespace {
+
+std::atomic<void (*)(const std::exception_ptr&)> tell_others{nullptr};
+
+[[noreturn]] void end_by_uncaught();
+// Set before main(), so that it also serves exceptions that are not Errors. A program may set its own handler later.
+const std::terminate_handler former = std::set_terminate(end_by_uncaught);
+
+void end_by_uncaught() {
+  static std::atomic_flag ending;
+  while (ending.test_and_set())
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // another thread ends the process
+  const std::exception_ptr error = std::current_exception();
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    std::cout.rdbuf()->pubsync();
+    std::fflush(stdout);
+    const int code = report_error(e);
+    if (const auto tell = tell_others.load()) tell(error);
+    std::_Exit(code);  // not exit(): other threads still use what it would destroy
+  } catch (...) {}     // it has no text: the former handler names its type
+  if (former) former();
+  std::abort();
+}
+
+}  // namespace
 
 void fail(const std::string& message) { throw Error(printable(message)); }
+
+int report_error(const std::exception& error, const std::string& prefix) noexcept {
+  const auto* const ours = dynamic_cast<const Error*>(&error);
+  const int code = ours ? ours->exit_code() : 1;
+  try {
+    const std::string text = prefix + printable(error.what()) + "\n";
+    const char* const file = std::getenv("LOCKSTEP_ERROR_FILE");
+    try {
+      if (file && *file && OutputFile(file, true).add(text)) return code;
+    } catch (const Error&) {}  // the folder is gone
+    std::fputs(("error: " + text).c_str(), stderr);
+  } catch (...) {}  // NOLINT: no memory for the text
+  return code;
+}
+
+void on_uncaught(void (*tell)(const std::exception_ptr& error)) noexcept { tell_others = tell; }
 
 size_t utf8_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? uint8_t(text[at + i]) : uint8_t(0); };

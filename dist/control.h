@@ -127,6 +127,8 @@ class Control {
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;
   /// Leaves the job: other ranks must not wait for this one any more. Waits until rank 0 has acknowledged. Idempotent.
   virtual void leave() = 0;
+  /// Leaves the jobs that this process joined by join(), and sends what is still to be sent. exit() calls it.
+  static void leave_all();
 
  protected:
   std::atomic<bool> failed_{false};

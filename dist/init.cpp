@@ -1,8 +1,11 @@
 // init.cpp: init() and shutdown(), and the group of all ranks (the world). Ranks that are threads of spawn() have one
 // world each; otherwise the process has one.
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "dist/job.h"
 #include "dist/local_control.h"
@@ -33,7 +36,24 @@ void check_first() {
   LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; call shutdown() first");
 }
 
+/// Tells the other ranks why this process ends. The failed thread may hold locks, because an exception that nobody
+/// catches does not unwind its stack; so another thread does it, and has 3 s.
+void tell_others(const std::exception_ptr& error) {
+  static std::promise<void> reported;
+  try {
+    std::thread([error] {
+      try {
+        if (World* const world = current_world()) world->job->fail(error);
+        Control::leave_all();
+      } catch (...) {}  // NOLINT: without a connection, the others notice its end
+      reported.set_value();
+    }).detach();
+    reported.get_future().wait_for(std::chrono::seconds(3));
+  } catch (...) {}  // NOLINT: no more threads
+}
+
 ProcessGroup& adopt(World made) {
+  on_uncaught(tell_others);
   static const int registered = std::atexit([] { shutdown(); });
   LOCKSTEP_CHECK(registered == 0,
                  "[init] expected to be able to register the end of the job, got an error of atexit(); free memory");

@@ -235,7 +235,8 @@ ProcessGroup& world();
 void shutdown();
 /// Sets this rank's training step, which errors and flight records name.
 void set_step(uint64_t step);
-/// Runs the body of a rank. An exception that leaves it is reported, so that every rank raises it, and rethrown.
+/// Runs the body of a rank. An exception that leaves it is reported, so that every rank raises it, and rethrown. One
+/// that nobody catches is reported without guard(), before the process ends.
 void guard(const std::function<void()>& body);
 
 /// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). If ranks are threads, each

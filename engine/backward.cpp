@@ -9,6 +9,7 @@
 #include "autograd/ops.h"
 #include "base/at_end.h"
 #include "engine/impl.h"
+#include "parallel/moe/expert_parallel.h"
 #include "tensor/random.h"
 #include "trace/trace.h"
 
@@ -229,6 +230,26 @@ void EngineBase::leave_no_sync() {
   if (--impl_->no_sync_depth == 0) impl_->caller_local.reset();
 }
 
+/// Runs the blocks of the model as activation checkpoints.
+void EngineBase::Impl::wrap_blocks() {
+  const ActivationCheckpointingConfig& a = config.activation_checkpointing;
+  checkpoints.emplace(parallel::CheckpointOptions{.partition_activations = a.partition_activations,
+                                                  .cpu_checkpointing = a.cpu_checkpointing,
+                                                  .contiguous_memory_optimization = a.contiguous_memory_optimization,
+                                                  .number_checkpoints = a.number_checkpoints.value_or(0),
+                                                  .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary,
+                                                  .profile = a.profile,
+                                                  .beside = moe::aux_losses});
+  try {
+    checkpoints->wrap_blocks(model);
+  } catch (const Error& error) {  // DeepSpeed's files may have the section for no model in particular
+    if (a.enabled) throw;
+    say(str("note: activation_checkpointing has no effect: ", error.what()));
+    return checkpoints.reset();
+  }
+  for (const std::string& note : checkpoints->notes()) say("note: activation_checkpointing: " + note);
+}
+
 EngineBase::Forward::Forward(EngineBase& engine) : engine_(engine) {
   if (const auto dtype = engine.impl_->unsplit.autocast) precise_.emplace(*dtype);
   engine.impl_->check_open("forward");
@@ -248,7 +269,8 @@ void EngineBase::Forward::explain(const Error& error) const {
   const char* const block = m.config.fp16.enabled ? "fp16" : "bf16";
   if (!saw_other_dtype_ || m.auto_cast) throw;
   fail(str(error.what(), "; the model is ", m.dtype, " (", block, ".enabled), and an input was not: set ", block,
-           ".auto_cast to true, or convert inputs with .to(", m.dtype, ")"));
+           ".auto_cast to true, or convert inputs with .to(", m.dtype, "). The outputs are ", m.dtype,
+           " too: for targets of another dtype, give the loss outputs.to(f32)"));
 }
 
 }  // namespace lockstep::engine

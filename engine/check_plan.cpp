@@ -77,9 +77,6 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
   refuse(!c.managed_gradient_accumulation,
          "managed_gradient_accumulation: false lets the caller decide when a step ends, but plans with pp or tp run "
          "whole steps; leave it out");
-  refuse(c.activation_checkpointing.enabled,
-         "activation_checkpointing.enabled: plans with pp or tp recompute layers by "
-         "pipeline.activation_checkpoint_interval; set that instead");
   refuse(c.data_types.grad_accum_dtype.has_value(),
          "data_types.grad_accum_dtype: plans with pp or tp sum micro-batches in the dtype of their parameters; "
          "communication_data_type sets the dtype of sums over replicas, so leave grad_accum_dtype out");

@@ -133,7 +133,7 @@ Json object_of(std::string_view text, const std::string& origin) {
 }  // namespace
 
 Config config_from_json(std::string_view text, const std::string& origin) {
-  const Json json = object_of(text, origin);
+  const Json json = as_usage([&] { return object_of(text, origin); });
   Config config;
   config.origin = origin;
   std::vector<std::string> problems;
@@ -144,7 +144,7 @@ Config config_from_json(std::string_view text, const std::string& origin) {
 }
 
 Config read_config(const std::string& source) {
-  const auto [text, origin] = text_of(source);
+  const auto [text, origin] = as_usage([&] { return text_of(source); });
   return config_from_json(text, origin);
 }
 

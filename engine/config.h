@@ -190,6 +190,12 @@ struct Config {
     const auto found = sections.find(typeid(T));
     return found == sections.end() ? defaults : *std::any_cast<T>(&found->second);
   }
+  /// True if activations are computed again in backward: by `enabled` or, as in DeepSpeed's files, which have no such
+  /// key, because the section says where the inputs of checkpoints wait.
+  bool checkpoints_activations() const {
+    const ActivationCheckpointingConfig& a = activation_checkpointing;
+    return a.enabled || (!has("activation_checkpointing.enabled") && (a.partition_activations || a.cpu_checkpointing));
+  }
   /// True if the file sets the key.
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
 };

@@ -146,10 +146,9 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
       {"profile", a.profile},
       {"synchronize_checkpoint_boundary", a.synchronize_checkpoint_boundary}};
   for (const auto& [name, on] : without_blocks) {
-    if (on && !a.enabled)
-      warnings.push_back(str(
-          "activation_checkpointing.", name,
-          ": has no effect without activation_checkpointing.enabled; set that to true (plans without pp and tp only)"));
+    if (on && !c.checkpoints_activations())
+      warnings.push_back(str("activation_checkpointing.", name,
+                             ": has no effect without activation_checkpointing.enabled; set that to true"));
   }
   require(!a.contiguous_memory_optimization || (a.partition_activations && a.number_checkpoints),
           str("activation_checkpointing.contiguous_memory_optimization: needs partition_activations and "

@@ -237,8 +237,10 @@ std::optional<Json> coerced(const Json& value, const Json& fallback, const Value
 
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems) {
   if (problems.empty()) return;
-  if (problems.size() == 1) fail(origin + ": " + problems[0]);
-  fail(fmt::format("{}: {} problems\n  {}", origin, problems.size(), fmt::join(problems, "\n  ")));
+  as_usage([&] {
+    if (problems.size() == 1) fail(origin + ": " + problems[0]);
+    fail(fmt::format("{}: {} problems\n  {}", origin, problems.size(), fmt::join(problems, "\n  ")));
+  });
 }
 
 }  // namespace lockstep::engine

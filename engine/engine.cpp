@@ -99,6 +99,15 @@ struct EngineBase::Impl::Agreed {
     world = args.mesh ? &args.mesh->world() : args.group ? args.group : &init_distributed();
     plan = plan_of(module, config, args, world->size());
     is_cut = engine::is_cut(module, plan, args);
+    if (is_cut && config.checkpoints_activations()) {  // stages compute their layers again themselves
+      module.recompute = true;
+      if (!module.model && config.pipeline.activation_checkpoint_interval == 0)
+        config.pipeline.activation_checkpoint_interval = 1;
+      const ActivationCheckpointingConfig& a = config.activation_checkpointing;
+      if (a.partition_activations || a.cpu_checkpointing || a.profile)
+        lines.push_back("warning: activation_checkpointing: with pp or tp, inputs of layers stay where they are");
+      config.activation_checkpointing = {};
+    }
     layers = !is_cut ? 0 : module.model ? int64_t(module.model->layers().items.size()) : int64_t(module.layers.size());
     config.pipeline.stages = plan.pp;
     check(args.optimizer.given ? std::string(args.optimizer.given->name()) : "");
@@ -230,19 +239,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
   }
   for (const Participating& one : participants)
     if (const std::string text = one.participant->text(); !text.empty()) say(text);
-  const ActivationCheckpointingConfig& a = config.activation_checkpointing;
-  if (a.enabled) {
-    checkpoints.emplace(
-        parallel::CheckpointOptions{.partition_activations = a.partition_activations,
-                                    .cpu_checkpointing = a.cpu_checkpointing,
-                                    .contiguous_memory_optimization = a.contiguous_memory_optimization,
-                                    .number_checkpoints = a.number_checkpoints.value_or(0),
-                                    .synchronize_checkpoint_boundary = a.synchronize_checkpoint_boundary,
-                                    .profile = a.profile,
-                                    .beside = moe::aux_losses});
-    checkpoints->wrap_blocks(model);
-    for (const std::string& note : checkpoints->notes()) say("note: activation_checkpointing: " + note);
-  }
+  if (config.checkpoints_activations()) wrap_blocks();
   if (auto* const sender = dynamic_cast<Exchanging*>(optimizers[0]))
     exchange = sender->exchange(model, *group,
                                 {.nonfinite = options.nonfinite,
@@ -368,6 +365,11 @@ pipeline::PipelineEngine& EngineBase::pipeline() const {
 const parallel::Plan& EngineBase::plan() const { return impl_->plan; }
 dist::ProcessGroup& EngineBase::group() const { return *impl_->group; }
 int EngineBase::global_rank() const { return impl_->group->world_rank(impl_->group->rank()); }
+int EngineBase::local_rank() const { return impl_->world.control().place().local_rank; }
+Device EngineBase::device() const {
+  const std::vector<Variable> parameters = impl_->model.parameters();
+  return parameters.empty() ? default_device() : parameters[0].device();
+}
 optim::Optimizer& EngineBase::optimizer() const { return *impl_->optimizers.at(0); }
 optim::Schedule* EngineBase::lr_scheduler() const { return impl_->schedules.empty() ? nullptr : impl_->schedules[0]; }
 Loader* EngineBase::training_dataloader() const { return impl_->loader.get(); }

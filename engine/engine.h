@@ -283,6 +283,8 @@ class EngineBase {
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: replicas, and ranks that share samples
   /// Number of this rank among all ranks of the job.
   int global_rank() const;
+  int local_rank() const;  ///< number of this rank among the ranks of its machine
+  Device device() const;   ///< the device of this rank's parameters, to which inputs belong
   /// The optimizer; the first one if there are several.
   optim::Optimizer& optimizer() const;
   optim::Schedule* lr_scheduler() const;  ///< null without one

@@ -126,6 +126,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
 
   // One forward and backward; defined in backward.cpp
   void watch();                                         // installs the hooks below
+  void wrap_blocks();                                   // runs the model's blocks as activation checkpoints
   void before_forward();                                // starts the random stream and timing
   void notice_end_of_loop();                            // warns if a DataLoader's loop has ended within a step
   void after_forward();                                 // ends timing

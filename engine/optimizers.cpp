@@ -14,7 +14,7 @@ void add(Optimizers& to, std::vector<Variable> parameters, const O& options, Mor
 // --- Adam and AdamW differ in one switch ---
 
 struct AdamChoice : optim::AdamOptions {
-  bool adam_w_mode = false;
+  bool adam_w_mode = true;
 };
 
 void add_adam(Optimizers& to, const AdamChoice& o, std::vector<Variable> parameters) {
@@ -32,7 +32,6 @@ void add_adam(Optimizers& to, const AdamChoice& o, std::vector<Variable> paramet
 
 Make adam(Params& p) {
   AdamChoice o;
-  o.adam_w_mode = p.type != "Adam";
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("weight_decay", &o.weight_decay);
   p("bias_correction", &o.bias_correction)("amsgrad", &o.amsgrad)("maximize", &o.maximize);
   if (p.type == "AdamW") p.fixed("adam_w_mode", true, "AdamW always decouples weight decay");
@@ -43,8 +42,9 @@ Make adam(Params& p) {
   p.check([&] { optim::check_options(p.type.c_str(), o); });
   if (p.problems.empty() && p.type == "Adam" && o.weight_decay != 0 && !p.given.find("adam_w_mode"))
     p.warnings.push_back(
-        "optimizer.type: Adam adds weight_decay to the gradient here; DeepSpeed takes \"Adam\" for AdamW unless "
-        "adam_w_mode is false: write \"AdamW\" for that");
+        "optimizer.type: Adam decays weights as AdamW does, as in DeepSpeed; for PyTorch's Adam, which adds "
+        "weight_decay "
+        "to the gradient, set adam_w_mode to false");
   return [=](const NamedParameters& parameters, dist::ProcessGroup*) {
     Optimizers made;
     add_adam(made, o, variables(parameters));
@@ -58,7 +58,7 @@ const std::vector<NamedType>& optimizer_types() {
   static const std::vector<NamedType> types = [] {
     std::vector<NamedType> all = {
         {"AdamW", "decoupled weight decay", adam},
-        {"Adam", "weight decay is added to the gradient, unless adam_w_mode is true (DeepSpeed's default)", adam},
+        {"Adam", "the same, as in DeepSpeed; adam_w_mode false adds weight decay to the gradient", adam},
         {"FusedAdam", "Adam or AdamW, as adam_w_mode says", adam},
         {"CPUAdam", "the same", adam},
         {"DeepSpeedCPUAdam", "the same", adam},

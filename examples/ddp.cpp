@@ -11,12 +11,7 @@ int main(int argc, char** argv) {
   app.add_option("--max_epochs", max_epochs, "Total epochs to train the model")->capture_default_str();
   app.add_option("--batch_size", batch_size, "Input batch size on each rank")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    lockstep::dist::init();
-    lockstep::dist::guard([&] { train_rank(max_epochs, batch_size); });  // reports an error here to all ranks
-    lockstep::dist::shutdown();
-  } catch (const lockstep::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  lockstep::dist::init();
+  train_rank(max_epochs, batch_size);
+  lockstep::dist::shutdown();
 }

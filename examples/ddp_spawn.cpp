@@ -14,13 +14,8 @@ int main(int argc, char** argv) {
   app.add_option("--world_size", world_size, "Number of ranks")->capture_default_str();
   app.add_flag("--threads", threads, "Ranks are threads of this process, for debugging");
   CLI11_PARSE(app, argc, argv);
-  try {
-    using lockstep::dist::SpawnOptions;
-    // Each call is one rank; inside it, dist::world() is the group of all ranks.
-    lockstep::dist::spawn(world_size, [&](int) { train_rank(max_epochs, batch_size); },
-                          {.kind = threads ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes});
-  } catch (const lockstep::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  using lockstep::dist::SpawnOptions;
+  // Each call is one rank; inside it, dist::world() is the group of all ranks.
+  lockstep::dist::spawn(world_size, [&](int) { train_rank(max_epochs, batch_size); },
+                        {.kind = threads ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes});
 }

@@ -1,6 +1,8 @@
 // LayerList, and the members of Module that use it. See layer_list.h.
 #include "nn/layer_list.h"
 
+#include <algorithm>
+
 namespace lockstep::nn {
 
 LayerList& LayerList::add(Module& module) {
@@ -27,6 +29,10 @@ LayerList& LayerList::append(LayerList more) {
 LayerList&& LayerList::repeated() && {
   for (Item& item : items) item.repeats = true;
   return std::move(*this);
+}
+
+bool LayerList::any_repeats() const {
+  return std::ranges::any_of(items, [](const Item& item) { return item.repeats; });
 }
 
 LayerList Module::layers() { return LayerList().add(*this); }

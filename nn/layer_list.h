@@ -32,7 +32,8 @@ class LayerList {
     std::vector<Field> fields;
     std::function<Values(const Values&)> forward;  ///< input values to output values
     size_t takes = 1;                              ///< number of input values
-    /// True: one of many equal blocks; activation checkpointing recomputes these blocks in backward.
+    /// True: one of many equal blocks; activation checkpointing recomputes these blocks in backward. If no layer of the
+    /// model is marked, it recomputes all.
     bool repeats = false;
   };
 
@@ -45,6 +46,7 @@ class LayerList {
   LayerList& append(LayerList more);
   /// Marks all layers as repeated blocks (Item::repeats).
   LayerList&& repeated() &&;
+  bool any_repeats() const;  ///< true if a layer is marked so
 
   std::vector<Item> items;
   /// The model's own loss as a function of the last layer's output. Empty if the model has none: then the trainer

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "dist/shard.h"
+#include "nn/layer_list.h"
 #include "nn/named_fields.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
@@ -187,8 +188,22 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
     }
     if (!blocks.empty()) break;
   }
+  if (blocks.empty()) {
+    const nn::LayerList list = module.layers();
+    const bool marked = list.any_repeats();
+    int64_t i = 0;
+    for (const nn::LayerList::Item& item : list.items) {
+      nn::Module* const block = item.fields.size() == 1 ? item.fields[0].module : nullptr;
+      const auto is_block = [&](const auto& one) { return one.second == block; };
+      if (!block || block == &module || (marked && !item.repeats) || std::ranges::any_of(blocks, is_block)) continue;
+      // An embedding takes tokens, which are no variables.
+      if (block->table() == nn::Module::Table::picked || i++ % state_->o.every != 0) continue;
+      for (const auto& [name, other] : module.named_modules())
+        if (other == block) blocks.emplace_back(name, block);
+    }
+  }
   LOCKSTEP_CHECK(!blocks.empty(), "[checkpoint] expected a module with blocks (a ModuleList or Sequential), got ",
-                 module.kind(), " without any; checkpoint parts of it by hand");
+                 module.kind(), " without any; override layers(), or checkpoint parts of it by hand");
   std::vector<std::string> names;
   for (auto& [name, block] : blocks) {
     const std::vector<Variable*> beside = state_->o.beside ? state_->o.beside(*block) : std::vector<Variable*>();

@@ -50,8 +50,9 @@ class ActivationCheckpoints {
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// From now on, runs blocks as checkpoints. Blocks are the elements of the outermost ModuleLists below `module` or,
-  /// if there is no ModuleList, of the outermost Sequentials. The option `every` = n picks elements 0, n, 2 n, ...
-  /// Returns the names of the picked blocks. Error if there are none. The modules must not move in memory.
+  /// if there is no ModuleList, of the outermost Sequentials; else the modules that the model's layers() list, or those
+  /// marked as repeated. The option `every` = n picks elements 0, n, 2 n, ... Returns the names of the picked blocks.
+  /// Error if there are none. The modules must not move in memory.
   std::vector<std::string> wrap_blocks(nn::Module& module);
   /// Undoes wrap_blocks() for the models that still exist.
   void unwrap_blocks();

@@ -78,8 +78,8 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
         for (auto& [name, module] : field.module->named_modules()) below.push_back(module);
     }
     spec.make = [model, own] { return std::make_unique<View>(model, own); };
-    spec.forward = [run = item.forward, takes = item.takes, below, again = recompute && item.repeats](
-                       nn::Module*, const Values& in) {
+    spec.forward = [run = item.forward, takes = item.takes, below,
+                    again = recompute && (item.repeats || !list.any_repeats())](nn::Module*, const Values& in) {
       const auto fn = [&run, &below, takes](const Values& in) {
         LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size(),
                        "; return that many from the layer before it");

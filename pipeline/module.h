@@ -4,8 +4,7 @@
 //   std::vector<pipeline::LayerSpec> layers{pipeline::layer<nn::Embedding>({.num = 256, .dim = 64}).tie("table"), ...};
 //
 // A layer takes the tensors that the previous layer returns, of any dtype. Layers with the same tie share one module,
-// on whichever stages they are: the gradients of all these stages are summed, and every copy starts with the same
-// values.
+// on whichever stages they are: the gradients of all these stages are summed, and all copies start with equal values.
 #include <functional>
 #include <map>
 #include <memory>
@@ -86,15 +85,16 @@ struct LayerSpec {
 template <class L> LayerSpec layer(const typename L::Options& options) {
   return {.make = [options] { return std::make_unique<L>(options); }};
 }
-/// A layer without parameters. `forward` takes all tensors that the previous layer returns; in the second overload, the
-/// previous layer must return exactly one.
+/// A layer of type L without options, such as layer<nn::ReLU>().
+template <class L> LayerSpec layer() {
+  return {.make = [] { return std::make_unique<L>(); }};
+}
+/// A layer without parameters: a function of all tensors that the previous layer returns, or of the only one.
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
-/// The layers of one rank. Parameter names begin with LayerSpec::name. Without a name, they begin with the layer's
-/// number in the whole model ("3.weight") or, if the layer is tied, with "tied." and the tie's key
-/// ("tied.table.weight"). Layers that share a module use the name of the first of them. All ranks' names together are
-/// the whole model's names.
+/// The layers of one rank. Parameter names begin with LayerSpec::name ("3.weight"); layers that share a module use the
+/// name of the first of them. All ranks' names together are the whole model's names.
 class StageModule : public nn::Module {
  public:
   /// The layers [begin, end) of one virtual stage.

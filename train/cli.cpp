@@ -20,7 +20,6 @@
 #include "base/check.h"
 #include "base/environment.h"
 #include "base/output_file.h"
-#include "base/printable.h"
 #include "base/suggest.h"
 #include "base/threads.h"
 #include "dist/schedule.h"
@@ -105,20 +104,15 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::RuntimeError& ended) { return ended.get_exit_code(); } catch (const CLI::ParseError& error) {
     CLI::App& sub = active(app);
     const auto rest = sub.remaining(true);
-    std::cerr << "error: ";
+    std::string text = error.what();
     if (has_commands && &sub == &app && argc > 1 && argv[1][0] != '-')
-      std::cerr << "unknown command '" << argv[1] << "'" << suggestion_for(app, argv[1]);
+      text = str("unknown command '", argv[1], "'", suggestion_for(app, argv[1]));
     else if (const auto* extras = dynamic_cast<const CLI::ExtrasError*>(&error); extras && !rest.empty())
-      std::cerr << "unknown option or argument '" << rest.front() << "'" << suggestion_for(sub, rest.front());
-    else std::cerr << error.what();
-    std::cerr << "\n"
-              << "see: " << app.get_name() << (&sub == &app ? "" : " " + sub.get_name()) << " --help\n";
-    return 2;
+      text = str("unknown option or argument '", rest.front(), "'", suggestion_for(sub, rest.front()));
+    text += str("\nsee: ", app.get_name(), &sub == &app ? "" : " " + sub.get_name(), " --help");
+    return report_error(UsageError(text));
   } catch (const Stopped& stopped) { return 128 + stopped.signal; } catch (const std::exception& error) {
-    const std::string message = rank_prefix() + printable(error.what());
-    std::cerr << "error: " + message + "\n";
-    write_error_file(message);
-    return dynamic_cast<const UsageError*>(&error) ? 2 : 1;
+    return report_error(error, rank_prefix());
   }
   return 0;
 }

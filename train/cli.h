@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "data/json.h"
 #include "train/team.h"
 
@@ -16,16 +17,7 @@ int run_cli(CLI::App& app, int argc, char** argv);
 /// run_cli() with the words of a command line; the first is the program's name.
 int run_cli(CLI::App& app, std::vector<std::string> words);
 
-/// An invalid command line: exit code 2.
-struct UsageError : Error {
-  using Error::Error;
-};
-/// Runs code that only checks options: its Errors become UsageErrors.
-template <class Fn> auto as_usage(const Fn& fn) {
-  try {
-    return fn();
-  } catch (const Error& error) { throw UsageError(error.what()); }
-}
+using lockstep::as_usage, lockstep::UsageError;
 
 /// Writes a file that the user asked for. Error (not a UsageError) if that fails.
 void write_output(const std::string& path, const std::string& text);

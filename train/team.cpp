@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "base/environment.h"
-#include "base/output_file.h"
 #include "dist/control.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
@@ -133,7 +132,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
     });
     dist::shutdown();
   }
-  if (stopped_by && !environment_flag("LOCKSTEP_SIGNAL_EXIT_ZERO")) throw Stopped{stopped_by};
+  if (stopped_by && !environment_flag("LOCKSTEP_SIGNAL_EXIT_ZERO")) throw Stopped(stopped_by);
 }
 
 void check_single_process(const std::string& command) {
@@ -144,12 +143,6 @@ void check_single_process(const std::string& command) {
 }
 
 std::string rank_prefix() { return rank_of_process ? "rank " + std::to_string(*rank_of_process) + ": " : ""; }
-
-void write_error_file(const std::string& message) noexcept {
-  try {
-    if (const auto path = environment("LOCKSTEP_ERROR_FILE")) OutputFile(*path, true).add(message + "\n");
-  } catch (...) {}  // NOLINT: the error is on stderr anyway
-}
 
 Device device_of(const CommonOptions& o, const Team& team) {
   Device device = parse_device(o.device);

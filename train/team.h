@@ -12,13 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "dist/process_group.h"
 #include "train/options.h"
 
 namespace lockstep::train {
 
 /// Thrown when a signal stopped a training, after its checkpoint was written.
-struct Stopped {
+struct Stopped : Error {
+  explicit Stopped(int number) : Error(str("training was stopped by signal ", number)), signal(number) {}
+  int exit_code() const noexcept override { return 128 + signal; }
   int signal;
 };
 
@@ -71,8 +74,6 @@ std::string build_id();
 void check_single_process(const std::string& command);
 /// "rank 1: " in a job of several ranks, for messages; else "".
 std::string rank_prefix();
-/// Writes the error to the file that LOCKSTEP_ERROR_FILE names, if it is set. The launcher reads this file.
-void write_error_file(const std::string& message) noexcept;
 
 /// The device of this rank. With "cuda" the ranks of one machine take its devices in turn. Error, with the reason, if
 /// there is no such device.

@@ -125,8 +125,7 @@ void Trainer::Impl::check(const engine::Config& config) {
   LOCKSTEP_CHECK(plan.ep == 1 || experts->any(), "[Trainer] ", to_string(plan),
                  " shares experts, and the model has none; leave ep", plan.ep, " out");
   const engine::ModelShape shape = engine::shape_of(*model, 0, int64_t(o.per_sample), 0);
-  engine::Config as_run = engine::resolve(config, plan.dp);
-  if (plan.pp * plan.tp > 1) as_run.activation_checkpointing.enabled = false;  // as make_engine() does
+  const engine::Config as_run = engine::resolve(config, plan.dp);
   const parallel::PlanSizes sizes{.ranks = job.mesh().world().size(),
                                   .layers = int64_t(shape.list.size()),
                                   .heads = shape.heads,
@@ -145,9 +144,6 @@ void Trainer::Impl::make_engine(engine::Config config) {
   const parallel::Plan& plan = job.plan();
   engine::PipelineModule module{
       .model = model, .num_stages = plan.pp, .autocast = job.autocast(), .forward = o.forward};
-  if (plan.pp * plan.tp > 1)
-    // A split model (module.recompute) recomputes its repeated layers itself. The engine must not do it again.
-    std::swap(module.recompute, config.activation_checkpointing.enabled);
   LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
                  "[Trainer] expected a plan that leaves the model whole, as forward runs it, got ", to_string(plan),
                  "; leave pp and tp out");

@@ -52,13 +52,8 @@ int main(int argc, char** argv) {
   app.add_option("--accumulate", accumulate, "batches that a rank accumulates in a step");
   app.add_option("--epochs", epochs, "passes over the data");
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (!ls::engine::is_launched()) return run(accumulate, epochs), 0;
-    ls::dist::init();
-    ls::dist::guard([&] { run(accumulate, epochs); });
-    ls::dist::shutdown();
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  if (!ls::engine::is_launched()) return run(accumulate, epochs), 0;
+  ls::dist::init();
+  run(accumulate, epochs);
+  ls::dist::shutdown();
 }

@@ -47,8 +47,9 @@ void run(const ls::engine::Arguments& args, const std::string& checkpoints) {
 
   engine.train();
   for (auto& [data, label] : *training_dataloader) {
-    const ls::Variable outputs = engine(data.to(ls::f16));  // no zero_grad(): step() clears gradients
-    const ls::Variable loss = ls::cross_entropy(outputs, label.reshape({-1}));
+    const ls::Variable outputs =
+        engine(data.to(engine.device()).to(ls::f16));  // no zero_grad(): step() clears gradients
+    const ls::Variable loss = ls::cross_entropy(outputs, label.to(engine.device()).reshape({-1}));
     engine.backward(loss);
     engine.step();
   }
@@ -66,12 +67,7 @@ int main(int argc, char** argv) {
   ls::engine::add_config_arguments(app, args);
   app.add_option("--checkpoints", checkpoints, "folder to resume from and save to")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  try {
-    ls::engine::init_distributed();
-    ls::dist::guard([&] { run(args, checkpoints); });
-    ls::dist::shutdown();
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  ls::engine::init_distributed();
+  run(args, checkpoints);
+  ls::dist::shutdown();
 }

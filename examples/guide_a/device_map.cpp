@@ -35,10 +35,5 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "fp16", "bf16"}));
   CLI11_PARSE(app, argc, argv);
   if (!dtype.empty()) options.dtype = dtype == "fp32" ? ls::f32 : dtype == "fp16" ? ls::f16 : ls::bf16;
-  try {
-    return run(folder, options, mode);
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  return run(folder, options, mode);
 }

@@ -65,12 +65,7 @@ int main(int argc, char** argv) {
   std::string config;
   app.add_option("--config", config, "inference configuration")->required();
   CLI11_PARSE(app, argc, argv);
-  try {
-    ls::engine::init_distributed();
-    ls::dist::guard([&] { run(config); });
-    ls::dist::shutdown();
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  ls::engine::init_distributed();
+  run(config);
+  ls::dist::shutdown();
 }

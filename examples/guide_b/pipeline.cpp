@@ -18,9 +18,8 @@ using ls::pipeline::layer;
 
 /// The layers of a stage are built on its rank only.
 ls::engine::PipelineModule my_pipeline_model() {
-  const auto relu = [](const ls::Variable& x) { return ls::relu(x); };
-  return {.layers = {layer<ls::nn::Linear>({.in = 10, .out = 20}), layer("ReLU", relu),
-                     layer<ls::nn::Linear>({.in = 20, .out = 30}), layer("ReLU", relu),
+  return {.layers = {layer<ls::nn::Linear>({.in = 10, .out = 20}), layer<ls::nn::ReLU>(),
+                     layer<ls::nn::Linear>({.in = 20, .out = 30}), layer<ls::nn::ReLU>(),
                      layer<ls::nn::Linear>({.in = 30, .out = 1})},
           .loss_fn = [](const ls::pipeline::Values& outputs, const std::vector<ls::Tensor>& labels) {
             return ls::mse_loss(outputs[0].to(ls::f32), labels[0]);
@@ -54,12 +53,7 @@ int main(int argc, char** argv) {
   ls::engine::add_config_arguments(app, args);
   app.add_option("--steps", steps, "optimizer steps");
   CLI11_PARSE(app, argc, argv);
-  try {
-    ls::engine::init_distributed();
-    ls::dist::guard([&] { run(args, steps); });
-    ls::dist::shutdown();
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  ls::engine::init_distributed();
+  run(args, steps);
+  ls::dist::shutdown();
 }

@@ -65,12 +65,7 @@ int main(int argc, char** argv) {
   ls::engine::add_config_arguments(app, args);
   app.add_option("--epochs", epochs, "passes over the data");
   CLI11_PARSE(app, argc, argv);
-  try {
-    ls::engine::init_distributed();
-    ls::dist::guard([&] { run(args, epochs); });
-    ls::dist::shutdown();
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  ls::engine::init_distributed();
+  run(args, epochs);
+  ls::dist::shutdown();
 }

@@ -92,15 +92,10 @@ int run(int argc, char** argv, const std::string& about, const Options& defaults
   app.add_flag("--golden", run.golden,
                "initial weights and random numbers from formulas, to compare with the same program in PyTorch");
   CLI11_PARSE(app, argc, argv);
-  try {
-    ls::manual_seed(seed);
-    program(run);
-    std::cout << "last loss " << run.sum_ / double(std::max<int64_t>(1, run.counted_)) << "\n";
-    return 0;
-  } catch (const ls::Error& error) {
-    std::cerr << "error: " << error.what() << "\n";
-    return 1;
-  }
+  ls::manual_seed(seed);
+  program(run);
+  std::cout << "last loss " << run.sum_ / double(std::max<int64_t>(1, run.counted_)) << "\n";
+  return 0;
 }
 
 }  // namespace ports

@@ -166,7 +166,7 @@ namespace {
 
 /// Time of a step in units of one forward pass: a backward takes two units, and recomputed activations one more.
 double passes(const Config& c) {
-  return c.activation_checkpointing.enabled || c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
+  return c.checkpoints_activations() || c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ void check_policy(const InferenceConfig& config, nn::GPT& model) {
   }
 }
 
-nn::QuantizeOptions quantize_options(const InferenceConfig& config, nn::GPT& model) {
+nn::QuantizeOptions quantize_options(const InferenceConfig& config, nn::Module& model) {
   nn::QuantizeOptions o{.format = QuantFormat::row8, .dynamic = config.quant.activation.enabled};
   if (!config.quant.qkv.enabled) o.skip.emplace_back("in_proj");
   const WeightQuantConfig& w = config.quant.weight;

@@ -14,7 +14,7 @@ void check_model(const InferenceConfig& config, nn::GPT& model);
 void check_policy(const InferenceConfig& config, nn::GPT& model);
 /// Returns how to quantize the model if the configuration's dtype is int8: the coarsest format that has at least
 /// quant.weight.q_groups scales per matrix.
-nn::QuantizeOptions quantize_options(const InferenceConfig& config, nn::GPT& model);
+nn::QuantizeOptions quantize_options(const InferenceConfig& config, nn::Module& model);
 /// Checks that the keys and values of config.min_out_tokens tokens fit into free memory. Call it after sharding.
 void check_memory(const InferenceConfig& config, nn::GPT& model);
 

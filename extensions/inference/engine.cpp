@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
 #include <optional>
 
 #include "autograd/tape.h"
 #include "base/clock.h"
-#include "base/suggest.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
 #include "extensions/device_map/dispatch.h"
@@ -17,6 +15,7 @@
 #include "extensions/inference/candidates.h"
 #include "extensions/inference/checks.h"
 #include "extensions/inference/heads.h"
+#include "extensions/inference/ranks.h"
 #include "extensions/inference/weights.h"
 #include "nn/init.h"
 #include "parallel/agreement.h"
@@ -28,16 +27,12 @@
 
 namespace lockstep::inference {
 
-using Group = std::shared_ptr<dist::ProcessGroup>;
-
 // The state of an engine, and the steps of init_inference().
-struct InferenceEngine::Impl {
+struct InferenceEngine::Impl : Ranks {
   InferenceConfig config;
   InitArgs args;
   std::unique_ptr<nn::GPT> own;
   nn::GPT* model = nullptr;
-  dist::ProcessGroup* world = nullptr;
-  Group tp, ep, all;  // ranks that share layers (tp), experts (ep), the model (all); null: only this rank
   std::vector<Widened> widened;
   std::optional<tensor_parallel::TensorParallel> sharded;
   std::optional<device_map::Dispatched> dispatched;
@@ -46,13 +41,14 @@ struct InferenceEngine::Impl {
   std::optional<double> begun;
   std::vector<double> times;
 
-  Impl(const InferenceConfigSource& source, const InitArgs& args_) : config(source.read()), args(args_) { join(); }
+  Impl(const InferenceConfigSource& source, const InitArgs& args_) : config(source.read()), args(args_) {
+    static_cast<Ranks&>(*this) = join(config, args);
+  }
   ~Impl() {
     table.remove_hook(begins);
     head.remove_hook(ends);
   }
-  void say(const std::string& text) const;
-  void join();
+  void say(const std::string& text) const { Ranks::say(args, text); }
   void share_experts();
   void place();
   void save() const;
@@ -60,15 +56,6 @@ struct InferenceEngine::Impl {
 };
 
 namespace {
-
-/// Returns a pointer to `group` that does not own it.
-Group same(dist::ProcessGroup& group) { return {std::shared_ptr<void>(), &group}; }
-
-/// Splits `world`: returns the group of all ranks with this `color`, in order of rank. size: number of these ranks. For
-/// size 1, returns null.
-Group part_of(dist::ProcessGroup& world, int size, int color, const char* name) {
-  return size == 1 ? nullptr : size == world.size() ? same(world) : world.split(color, world.rank(), name);
-}
 
 std::string text_of(const Tensor& tokens) {
   std::string text = str(tokens.shape(), ":");
@@ -119,8 +106,7 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl) {
   m.model->eval();
   if (const auto dtype = c.parameter_dtype()) m.model->to(*dtype);
   if (const auto files = c.checkpoint_files(); !files.empty())
-    start_with_checkpoint(*m.model, files, m.world && m.world->size() > 1 ? m.world : nullptr,
-                          [&m](const std::string& text) { m.say("warning: " + text); });
+    start_with_checkpoint(*m.model, files, m.several(), [&m](const std::string& text) { m.say("warning: " + text); });
   if (!c.triangular_masking)
     for (auto& block : m.model->blocks.items) block->attention.o.causal = false;
   m.share_experts();
@@ -136,35 +122,6 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl) {
 }
 
 }  // namespace
-
-void InferenceEngine::Impl::say(const std::string& text) const {
-  if (world && world->rank() != 0) return;
-  if (args.log) args.log(text);
-  else std::cerr << text << "\n";
-}
-
-/// Forms groups: tp_size neighbouring ranks share each layer, and ep_size neighbouring sets of such ranks share the
-/// experts. If there are more ranks, each further set of tp_size x ep_size ranks runs its own copy of the model.
-void InferenceEngine::Impl::join() {
-  if (dist::is_initialized()) world = &dist::world();
-  else if (engine::is_launched()) world = &engine::init_distributed();
-  const int tp_size = config.tp(), ep_size = config.ep(), ranks = world ? world->size() : 1, each = tp_size * ep_size;
-  LOCKSTEP_CHECK(ranks % each == 0, "[init_inference] tensor_parallel.tp_size ", tp_size, " x moe.ep_size ", ep_size,
-                 " needs a multiple of ", each, " ranks, there ", ranks == 1 ? "is 1" : str("are ", ranks),
-                 "; start the program with lockstep run -n ", each);
-  if (world && ranks > 1) parallel::check_agreement("init_inference", split(to_text(config), '\n'), *world);
-  if (args.group) {
-    LOCKSTEP_CHECK(args.group->size() == tp_size && ep_size == 1, "[init_inference] expected a group of tp_size ",
-                   tp_size, " ranks, and ep_size 1, got ", args.group->size(), " and ", ep_size);
-    if (tp_size > 1) all = tp = same(*args.group);
-    return;
-  }
-  if (each == 1) return;
-  const int rank = world->rank();
-  tp = part_of(*world, tp_size, rank / tp_size, "tp");
-  ep = part_of(*world, ep_size, rank / each * tp_size + rank % tp_size, "ep");
-  all = tp_size == each ? tp : ep_size == each ? ep : part_of(*world, each, rank / each, "model");
-}
 
 /// Each rank of the expert-parallel group `ep` keeps only its own experts.
 void InferenceEngine::Impl::share_experts() {

@@ -34,7 +34,7 @@ void together(dist::ProcessGroup* group, const char* what, const std::function<v
 }
 
 /// Gives the model's parameters the values of a Lockstep checkpoint. Only rank 0 checks the hashes of the files.
-void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
+void start_with_saved(nn::Module& model, const std::string& folder, dist::ProcessGroup* group,
                       const std::function<void(const std::string&)>& warn) {
   const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
   const auto info = checkpoints::inspect(below, group, {.warn = warn});
@@ -55,6 +55,9 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
                      ": expected model.", p.name, " of shape ", p.variable.shape(), ", got ", found->second.shape,
                      "; give a checkpoint of this model");
   }
+  const auto buffers = model.named_buffers();
+  for (const nn::NamedBuffer& b : buffers)
+    if (!info->tensors.contains("model." + b.name)) missing.push_back(b.name);
   LOCKSTEP_CHECK(missing.empty(), "[init_inference] checkpoint: ", info->path,
                  ": missing parameters: ", list_names(missing, 5), "; give a checkpoint of this model");
   for (const nn::NamedParameter& p : named) {
@@ -68,31 +71,41 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
                      return tensor;
                    });
   }
+  std::vector<checkpoints::Piece> pieces;
+  for (const nn::NamedBuffer& b : buffers) pieces.push_back(checkpoints::full("model." + b.name, b.tensor));
+  if (!pieces.empty())
+    checkpoints::load(info->path, pieces, nullptr,
+                      {.verify = checkpoints::Verify::sizes, .convert = true, .strict = false});
 }
 
 /// Gives the parameters the values in safetensors files with Lockstep's names, "model.NAME" or "NAME". Returns false
 /// if the files use other names, such as Hugging Face's.
-bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
+bool start_with_ours(nn::Module& model, const std::vector<std::string>& paths) {
   const auto files = std::make_shared<const nn::Weights>(nn::Weights::of_files(paths, "model."));
   const auto named = model.named_parameters();
-  if (!files->contains(named[0].name)) return false;
+  if (named.empty() || !files->contains(named[0].name)) return false;
   const std::string prefix = files->entry(named[0].name).name == named[0].name ? "" : "model.";
-  for (const nn::NamedParameter& p : named) {
-    const std::string name = prefix + p.name;
+  const auto check = [&](const std::string& own, const Shape& wanted) {
+    const std::string name = prefix + own;
     LOCKSTEP_CHECK(files->contains(name), "[init_inference] checkpoint: expected a tensor ", name, " in one of ",
                    paths.size(), " files (", paths[0],
                    " ...), there is none; name all files, or build the model with their sizes");
     const Shape& shape = files->entry(name).shape;
-    LOCKSTEP_CHECK(shape == p.variable.shape(), "[init_inference] checkpoint: ", paths[0], ": expected ", name,
-                   " of shape ", p.variable.shape(), ", got ", shape, "; give weights of this model");
-  }
+    LOCKSTEP_CHECK(shape == wanted, "[init_inference] checkpoint: ", paths[0], ": expected ", name, " of shape ",
+                   wanted, ", got ", shape, "; give weights of this model");
+  };
+  const auto buffers = model.named_buffers();
+  for (const nn::NamedParameter& p : named) check(p.name, p.variable.shape());
+  for (const nn::NamedBuffer& b : buffers) check(b.name, b.tensor.shape());
   for (const nn::NamedParameter& p : named)
     nn::start_with(p.variable, prefix + p.name + " of a file", [files, name = p.name] { return files->tensor(name); });
+  for (const nn::NamedBuffer& b : buffers)
+    Tensor(b.tensor).copy_(files->tensor(b.name).to(b.tensor.dtype()).to(b.tensor.device()));
   return true;
 }
 
 /// Loads quantized weights. Returns false if the file has none.
-bool load_codes(nn::GPT& model, const std::string& path) {
+bool load_codes(nn::Module& model, const std::string& path) {
   const auto file = data::SafeTensors::open(path);
   if (!file.metadata().count("quantization")) return false;
   nn::State state;
@@ -104,21 +117,31 @@ bool load_codes(nn::GPT& model, const std::string& path) {
 
 }  // namespace
 
-void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
+void start_with_checkpoint(nn::Module& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn) {
   for (const std::string& file : files) {
     LOCKSTEP_CHECK(fs::exists(file), "[init_inference] checkpoint: ", file, ": no such file or folder; check the path");
     LOCKSTEP_CHECK(fs::is_directory(file) ? files.size() == 1 : file.ends_with(".safetensors"),
                    "[init_inference] checkpoint: expected one folder, or safetensors files, got ", file);
   }
+  auto* const gpt = dynamic_cast<nn::GPT*>(&model);
+  const auto start_with_files = [&](const std::vector<std::string>& paths) {
+    if (paths.size() == 1 && load_codes(model, paths[0])) return;
+    if (start_with_ours(model, paths)) return;
+    LOCKSTEP_CHECK(gpt, "[init_inference] checkpoint: ", paths[0], ": expected the names of this ", model.kind(),
+                   ", such as ", model.named_parameters().empty() ? "none" : model.named_parameters()[0].name,
+                   "; write them with save_mp_checkpoint_path, or rename the tensors");
+    nn::load_pretrained(*gpt, paths);
+  };
   if (!fs::is_directory(files[0])) {
-    if (files.size() == 1 && load_codes(model, files[0])) return;
-    if (!start_with_ours(model, files)) nn::load_pretrained(model, files);
+    start_with_files(files);
   } else if (const std::string codes = files[0] + "/" + codes_file; fs::exists(codes)) {
     LOCKSTEP_CHECK(load_codes(model, codes), "[init_inference] checkpoint: ", codes,
                    " lacks the metadata of quantized weights; write it again with save_mp_checkpoint_path");
-  } else if (nn::is_pretrained(files[0])) {
-    nn::load_pretrained(model, files[0]);
+  } else if (gpt && nn::is_pretrained(files[0])) {
+    nn::load_pretrained(*gpt, files[0]);
+  } else if (const std::string file = files[0] + "/model.safetensors"; !gpt && fs::exists(file)) {
+    start_with_files({file});
   } else {
     start_with_saved(model, files[0], group, warn);
   }
@@ -141,6 +164,15 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
     const auto named = model->named_parameters();
     for (size_t i = 0; i < named.size(); ++i) Variable(named[i].variable).set_tensor(state[i].second);
     nn::save_pretrained(*model, folder, {.tokenizer = tokenizer});
+  });
+}
+
+void save_module(nn::Module& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group) {
+  together(group, "a model is saved", [&] {
+    fs::create_directories(folder);
+    const bool in_codes = nn::is_quantized(model);
+    data::save_safetensors(folder + "/" + (in_codes ? codes_file : "model.safetensors"), state,
+                           nn::quantized_metadata(model));
   });
 }
 

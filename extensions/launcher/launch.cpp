@@ -221,6 +221,10 @@ class Launch {
       }
       return outcome.members[size_t(find_cause(o_, attempt, outcome))].code();
     }
+    // Ranks that were interrupted, or whose script went on after an error, have told it to nobody else.
+    for (int i = 0; i < int(members.size()); ++i)
+      if (const std::string error = error_of(o_, attempt, i); !error.empty() && said_.insert(error).second)
+        console_.say(members[size_t(i)].process.name, ": error: ", error);
     if (failed == outcome.members.end()) return 0;
     return outcome.interrupted == SIGPIPE ? console_.lost_code()
            : outcome.interrupted          ? 128 + outcome.interrupted
@@ -234,6 +238,7 @@ class Launch {
   std::optional<Port> port_;
   fs::path folder_;
   OutputStreams redirects_, tee_;
+  std::set<std::string> said_;  // errors of ranks that were printed
   std::vector<std::vector<int>> cores_;
 };
 

@@ -117,6 +117,8 @@ int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outco
 /// The report of a failed attempt, for the user. Error files are looked up in attempt.folder.
 std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members,
                              const Outcome& outcome);
+/// The text of a member's error file.
+std::string error_of(const LaunchOptions& options, const Attempt& attempt, int member);
 /// The text of an error file, which is plain text, or JSON with "message". Empty if there is none.
 std::string read_error_file(const std::string& file);
 

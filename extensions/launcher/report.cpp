@@ -24,18 +24,16 @@ std::string outcome_of(const Ended& ended) {
                 : str("ended with exit code ", WEXITSTATUS(ended.status));
 }
 
-std::string indented(const std::string& text) {
+/// Each line of the text, marked as output of a rank. heading: stands before the first line, in place of the mark.
+std::string indented(const std::string& text, const char* heading = "") {
   std::istringstream in(text);
   std::string all;
+  if (std::string line; *heading && std::getline(in, line)) all += str("\n  ", heading, line);
   for (std::string line; std::getline(in, line);) all += "\n  | " + line;
   return all;
 }
 
 std::string seconds_text(double seconds) { return format("%.1f s", seconds); }
-
-std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member) {
-  return o.hosts.empty() ? read_error_file(str(attempt.folder, "/", first_rank(o) + member, "/error.json")) : "";
-}
 
 /// Returns the rank that an error message names as the cause, or -1. The message begins with "[rank 2] ..." or "rank 2
 /// (pid ...) ...". The rank that prints the message may put its own name in front: "rank 0: [rank 2] ...".
@@ -50,6 +48,10 @@ int blamed(std::string message) {
 }
 
 }  // namespace
+
+std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member) {
+  return o.hosts.empty() ? read_error_file(str(attempt.folder, "/", first_rank(o) + member, "/error.json")) : "";
+}
 
 std::string read_error_file(const std::string& file) {
   std::string text;
@@ -81,6 +83,7 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
   const int first = find_cause(o, attempt, outcome);
   std::string error = error_of(o, attempt, first);
   if (error.empty()) error = error_of(o, attempt, outcome.first);
+  for (int i = 0; error.empty() && i < int(members.size()); ++i) error = error_of(o, attempt, i);
   const Ended& cause = outcome.members[size_t(first)];
   const std::string name = members[size_t(first)].process.name;
 
@@ -98,7 +101,7 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
     const std::string restart = o.max_restarts > 0 ? str(", restart ", attempt.number, " of ", o.max_restarts) : "";
     text = str(name, " ", outcome_of(cause), " after ", seconds_text(cause.after), " (pid ", cause.pid, " on ",
                host_name(), restart, ")");
-    if (!error.empty()) text += "\n  its error:" + indented(error);
+    if (!error.empty()) text += indented(error, "error: ");
     // With a single rank, its stderr has just been shown without interruption: do not repeat it.
     if (!cause.last_lines.empty() && members.size() > 1)
       text += "\n  the last lines of its stderr:" + indented(cause.last_lines);

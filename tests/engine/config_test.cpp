@@ -230,7 +230,8 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
        R"({"lr": 2, "betas": [0.5, 0.25], "eps": 1e-6})",
        "AdamW",
        {{"lr", 2}, {"beta1", 0.5}, {"beta2", 0.25}, {"eps", 1e-6}, {"weight_decay", 0}}},
-      {"Adam", R"({"weight_decay": 0.5})", "Adam", {{"lr", 1e-3}, {"weight_decay", 0.5}}},
+      {"Adam", R"({"weight_decay": 0.5})", "AdamW", {{"lr", 1e-3}, {"weight_decay", 0.5}}},
+      {"Adam", R"({"weight_decay": 0.5, "adam_w_mode": false})", "Adam", {{"weight_decay", 0.5}}},
       {"adam", R"({"weight_decay": 0.5, "adam_w_mode": true})", "AdamW", {{"weight_decay", 0.5}}},
       {"FusedAdam", "{}", "AdamW", {{"lr", 1e-3}}},
       {"CPUAdam", R"({"adam_w_mode": false})", "Adam", {{"lr", 1e-3}}},
@@ -250,7 +251,7 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
   CHECK(make_optimizers({}, parameters).empty());
   CHECK_NOTHROW(config_from_json(R"({"optimizer": {"type": "ADAMW"}})"));
   CHECK(warns(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"),
-              "DeepSpeed takes \"Adam\" for AdamW"));
+              "Adam decays weights as AdamW does, as in DeepSpeed"));
   CHECK(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": false}}})")
             .warnings.empty());
 }

@@ -275,12 +275,60 @@ TEST_CASE("engine: one that is destroyed restores the model, so that another can
   });
 }
 
+TEST_CASE("engine: DeepSpeed's section activation_checkpointing, which has no `enabled`") {
+  const auto trained = [](const char* section, std::vector<std::string>* said) {
+    return on_ranks<Tensors>(1, [&](int) {
+      const std::string text =
+          str(R"({"train_micro_batch_size_per_gpu": 2, "activation_checkpointing": {)", section, "}}");
+      NetEngine n({.optimizer = sgd_of(0.1),
+                   .config = engine::config_from_json(text),
+                   .log = [said](const std::string& line) { said->push_back(line); }});
+      for (int i = 0; i < 2; ++i) n.train_once();
+      return n.parameters();
+    })[0];
+  };
+  std::vector<std::string> said;
+  const Tensors plain = trained("", &said);
+  // Net has neither a ModuleList nor a Sequential, but layers().
+  for (const char* section : {R"("cpu_checkpointing": true)", R"("partition_activations": true)", R"("enabled": true)",
+                              R"("enabled": false, "cpu_checkpointing": true)"})
+    CHECK_MESSAGE(differing(plain, trained(section, &said)) == "", section);
+  const auto lines = [&](const char* part) {
+    return std::ranges::count_if(said, [&](const std::string& line) { return contains(line, part); });
+  };
+  CHECK(lines("cpu_checkpointing: has no effect without activation_checkpointing.enabled") == 1);  // the last row
+  CHECK(lines("activation_checkpointing has no effect") == 0);
+  // A model without layers(): a note, or an Error if the file asks for it by our key.
+  Mlp mlp;
+  optim::SGD optimizer(mlp.parameters(), {.lr = 0.1});
+  Config c = config_of(0, 1);
+  const auto log = [&](const std::string& line) { said.push_back(line); };
+  const auto make = [&] {
+    on_ranks(1, [&](int) { initialize(mlp, {.optimizer = &optimizer, .config = c, .log = log}); });
+  };
+  c.activation_checkpointing.cpu_checkpointing = true;
+  make();
+  CHECK(lines("note: activation_checkpointing has no effect: [checkpoint] expected a module with blocks") == 1);
+  c.activation_checkpointing.enabled = true;
+  CHECK_ERROR(make(), "expected a module with blocks (a ModuleList or Sequential), got Mlp");
+}
+
+TEST_CASE("engine: ranks and the device") {
+  on_ranks(2, [](int rank) {
+    NetEngine n({.optimizer = sgd_of(0.1), .config = config_of(1, 1), .log = quiet});
+    CHECK(n.e.global_rank() == rank);
+    CHECK(n.e.local_rank() == rank);
+    CHECK(n.e.device() == n.net->a.weight.device());
+  });
+}
+
 TEST_CASE("engine: inputs of another dtype than the model") {
   Config c = config_of(1, 1, bf16);
   c.bf16.auto_cast = false;
   const auto call = [&](DType dtype) { run(1, c, [=](NetEngine& n, int) { n.e(ones({2, 6}).to(dtype)); }); };
   for (const char* part :
-       {"expected one dtype, got f32 and bf16", "set bf16.auto_cast to true, or convert inputs with .to(bf16)"})
+       {"expected one dtype, got f32 and bf16", "set bf16.auto_cast to true, or convert inputs with .to(bf16)",
+        "give the loss outputs.to(f32)"})
     CHECK_ERROR(call(f32), part);
   CHECK_ERROR_IS(call(bf16), "(no error)");
 }
@@ -289,8 +337,8 @@ TEST_CASE("engine: settings that initialize() rejects, and its messages") {
   const auto net = make_net();
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});
   const engine::Arguments args{.deepspeed_config = "a.json"};
-  Config drop = config_of(0, 8), again = config_of(0, 1);
-  drop.dataloader_drop_last = again.activation_checkpointing.enabled = true;
+  Config drop = config_of(0, 8);
+  drop.dataloader_drop_last = true;
   struct Row {
     engine::InitializeArgs args;
     const char* expected;
@@ -304,8 +352,6 @@ TEST_CASE("engine: settings that initialize() rejects, and its messages") {
        "expected training_data of at least train_batch_size 2 samples, got 0"},
       {{.optimizer = &optimizer, .training_data = data::share(samples(15)), .config = drop},
        "at least train_batch_size 16 samples (dataloader_drop_last leaves out the rest), got 15"},
-      {{.optimizer = &optimizer, .config = again},
-       "expected a module with blocks (a ModuleList or Sequential), got Net"},
   };
   for (const Row& row : rows) {
     engine::InitializeArgs asked = row.args;

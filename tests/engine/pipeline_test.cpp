@@ -103,6 +103,31 @@ TEST_CASE("engine: train_batch() goes on with the data where a checkpoint was, a
   }
 }
 
+TEST_CASE("pipeline engine: layers by their type alone, and activation_checkpointing of the configuration") {
+  const auto run = [](int stages, const char* section) {
+    return merged(on_ranks<Tensors>(stages, [&](int) {
+      const std::string text =
+          str(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2)", section, "}");
+      EngineBase e = engine::initialize({.layers = {layer<nn::Linear>({.in = 6, .out = 9}), layer<nn::ReLU>(),
+                                                    layer<nn::Linear>({.in = 9, .out = 3})},
+                                         .loss_fn = loss_of_scores,
+                                         .num_stages = stages},
+                                        {.optimizer = make_adamw,
+                                         .training_data = data::share(samples()),
+                                         .config = engine::config_from_json(text),
+                                         .log = quiet});
+      for (int step = 0; step < 2; ++step) e.train_batch();
+      CHECK(!e.config().activation_checkpointing.enabled);  // the stages do it
+      CHECK(e.config().pipeline.activation_checkpoint_interval == (*section ? 1 : 0));
+      return full_parameters(e, e.pipeline().module());
+    }));
+  };
+  const Tensors plain = run(2, "");
+  for (const char* section : {R"(, "activation_checkpointing": {"enabled": true})",
+                              R"(, "activation_checkpointing": {"partition_activations": true})"})
+    CHECK_MESSAGE(differing(plain, run(2, section)) == "", section);
+}
+
 TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
   struct Row {
     Shape full;
@@ -164,8 +189,6 @@ TEST_CASE("pipeline engine: impossible settings are rejected on all ranks with a
             "activation_checkpoint_interval 2, which contradicts"},
            {2, [](auto&, auto&, Config&c) { c.managed_gradient_accumulation = false; },
             "plans with pp or tp run whole steps; leave it out. The nearest plan that works: dp2"},
-           {2, [](auto&, auto&, Config&c) { c.activation_checkpointing.enabled = true; },
-            "pipeline.activation_checkpoint_interval; set that"},
            {2, [](auto&, auto&, Config&c) { c.data_types.grad_accum_dtype = "fp32"; }, "grad_accum_dtype"},
            {2, [](auto&, auto&, Config&c) { c.pipeline.partition = "by hand"; },
             "expected uniform, parameters, best or type:PATTERN"},

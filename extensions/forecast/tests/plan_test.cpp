@@ -268,7 +268,7 @@ TEST_CASE("plan: memory of optimizer state") {
   const Row rows[] = {
       {R"("optimizer": {"type": "AdamW"})", 8, "AdamW"},
       {R"("optimizer": {"type": "AdamW", "params": {"amsgrad": true}})", 12, "AdamW"},
-      {R"("fp16": {"enabled": true}, "optimizer": {"type": "Adam"})", 12, "Adam"},
+      {R"("fp16": {"enabled": true}, "optimizer": {"type": "Adam"})", 12, "AdamW"},
       {R"("optimizer": {"type": "SGD"})", 0, "SGD"},
       {R"("bf16": {"enabled": true}, "optimizer": {"type": "SGD", "params": {"momentum": 0.9}})", 8, "SGD"},
       {R"("optimizer": {"type": "Lion"})", 4, "Lion"},

@@ -205,6 +205,7 @@ void read_options(Options& o, const Program& program) {
           "--num-gpus and --force-multi (choose hosts and start them), got both; give one kind, or --hostfile");
       int slots = dist::usable_cores();
       if (!o.ranks.empty() && !filtered) slots = std::max(slots, ranks_of(o.ranks));
+      slots = std::max(slots, o.num_ranks);  // ranks may share cores
       hosts = {{"localhost", {}}};
       for (int slot = 0; slot < slots; ++slot) hosts[0].slots.push_back(slot);
     }
@@ -317,8 +318,9 @@ void add_run_command(CLI::App& app, Shared& shared) {
   option("-i,--include", o.include, "only these: NAME[:SLOT[,SLOT...]][@NAME...]");
   option("-e,--exclude", o.exclude, "all but these");
   sub.add_option("--num-nodes", o.num_nodes, "the first N hosts")->check(CLI::PositiveNumber);
-  sub.add_option("--num-gpus,--num-accelerators", o.num_ranks, "the first N slots of each host")
-      ->check(CLI::PositiveNumber);
+  sub.add_option("--num-gpus,--num-accelerators", o.num_ranks,
+                 "the first N slots of each host; N ranks here without a hostfile")
+      ->check(CLI::Range(1, 4096));
   option("--force-multi", l.force_ssh, "ssh even to a single host that is this machine");
   option("--no-ssh", o.no_ssh, "start this node's part only (with --node-rank)");
   sub.add_option("--ssh-port", l.ssh_port, "")->check(CLI::Range(1, 65535));

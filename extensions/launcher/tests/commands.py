@@ -183,12 +183,15 @@ with tempfile.TemporaryDirectory() as folder:
         ("core that is not there", words("--bind-cores-to-rank --bind-core-list 4000 true"), 1, ["core 4000"]),
         ("core list alone", words("--bind-core-list 0 true"), 2, ["--bind-cores-to-rank"]),
         ("hostfile that is not there", ["-H", d / "none", "true"], 2, ["cannot read the hostfile", "No such file"]),
-        ("slots", words("--num-gpus 100000 true"), 2, ["--num-gpus", "localhost"]),
+        ("slots", words("--num-gpus 100000 true"), 2, ["--num-gpus", "4096"]),
         ("include and num-gpus", words("-i localhost --num-gpus 1 true"), 2, ["got both kinds"]),
         ("include and exclude", words("-i localhost -e localhost true"), 2, ["got both"]),
         ("agent by hand", words("--agent true"), 1, ["for launchers only"]),
     ):
         expect(name, run(name, *args), code, *parts, absent=["rank 0 ended"])
+    for many in (["--num_gpus", cores + 2], [f"--num_gpus={cores + 2}"], ["--num-accelerators", cores + 2, "--num_nodes", 1]):
+        r = run("DeepSpeed's number of ranks", *many, "sh", "-c", "echo of $WORLD_SIZE")
+        check(f"{many} without a hostfile", r.returncode == 0 and r.stdout.count(f"of {cores + 2}\n") == cores + 2, r.stdout + r.stderr)
     used.close()
 
     # Output.
@@ -260,8 +263,11 @@ with tempfile.TemporaryDirectory() as folder:
         ("others that fail later are not the cause", 3, ["rank 1 ended with exit code 3", "then rank 0 ended with exit code 4"], "-n", 3, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; sleep 0.3; exit 4"),
         ("stubborn", 3, ["rank 1 ended", "stopped with it: rank 0"], "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then exit 3; fi; trap '' TERM; while :; do sleep 0.1; done"),
         ("stopped", 3, ["stopped with it: rank 0"], "--stop-timeout", 0.5, "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; kill -STOP $$; sleep 1000"),
-        ("error file", 1, ["its error:\n  | loss is nan in step 3"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then echo "loss is nan in step 3" > $LOCKSTEP_ERROR_FILE; exit 1; fi; sleep 1000'),
-        ("error file of torch", 1, ["| RuntimeError: torn"], "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"),
+        ("error file", 1, ["\n  error: loss is nan in step 3\n"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then echo "loss is nan in step 3" > $LOCKSTEP_ERROR_FILE; exit 1; fi; sleep 1000'),
+        ("error file of torch", 1, ["error: RuntimeError: torn"], "-n", 1, "sh", "-c", f"echo '{torch}' > $TORCHELASTIC_ERROR_FILE; exit 1"),
+        ("an error of several lines", 1, ["\n  error: 2 problems\n  |   a\n  |   b\n"], "-n", 2, "sh", "-c", r'printf "2 problems\n  a\n  b\n" > $LOCKSTEP_ERROR_FILE; exit 1'),
+        ("the error of a script that goes on", 0, ["rank 1: error: passing"], "-n", 2, "sh", "-c", "if [ $RANK = 1 ]; then echo passing > $LOCKSTEP_ERROR_FILE; fi"),
+        ("what others say of a killed rank", 137, ["rank 1 was killed", "error: rank 1 (pid 7 on h) died"], "-n", 2, "sh", "-c", 'if [ $RANK = 1 ]; then kill -9 $$; fi; echo "rank 1 (pid 7 on h) died" > $LOCKSTEP_ERROR_FILE; exit 1'),
         ("the rank that all errors name", 5, ["rank 1 ended with exit code 5", "then rank 0 ended with exit code 6"], "-n", 2, "sh", "-c", blame),
     ))
     start = time.monotonic()
