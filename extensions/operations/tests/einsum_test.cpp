@@ -39,7 +39,16 @@ TEST_CASE("einsum") {
                       {"... d , ...d", {q, q}, sum(mul(q, q), {3})},
                       {"...d->d", {q}, sum(q, {0, 1, 2})},
                       {"i...->...i", {q}, q.permute({1, 2, 3, 0})},
-                      {"...ij,jk", {q, b.t()}, matmul(q, b.t())}};
+                      {"...ij,jk", {q, b.t()}, matmul(q, b.t())},
+                      // sizes of 1 broadcast, as in PyTorch: summed letters, kept ones, diagonals
+                      {"ij,jk->ik", {a.narrow(1, 0, 1), b}, matmul(a.narrow(1, 0, 1).expand({3, 4}), b)},
+                      {"ij,jk->ijk", {a.narrow(0, 0, 1), b.narrow(0, 0, 1)},
+                       mul(a.narrow(0, 0, 1).unsqueeze(-1), b.narrow(0, 0, 1))},
+                      {"i,i->", {v, v.narrow(0, 1, 1)}, sum(v) * v[1]},
+                      {"i,i->i", {v.narrow(0, 1, 1), v}, v[1] * v},
+                      {"ii,i->i", {s.narrow(0, 0, 1).narrow(1, 0, 1), v}, s[0][0] * v},
+                      {"bhqd,bhkd->bhqk", {q.narrow(0, 0, 1), k.narrow(1, 0, 1)},
+                       matmul(q.narrow(0, 0, 1), k.narrow(1, 0, 1).transpose(2, 3))}};
   for (const Row& r : rows) {
     CAPTURE(r.equation);
     const Tensor out = einsum(r.equation, r.in);
@@ -65,7 +74,9 @@ TEST_CASE("einsum: Errors name the wrong argument") {
   CHECK_REJECTED(einsum, ("ijk...->i", {a}), "operand 0 to have at least 3 dims");
   CHECK_REJECTED(einsum, ("...i,...j->ij", {zeros({2, 3}), zeros({4, 3})}),
                  "the dims of ... to broadcast in \"...i,...j->ij\", got sizes 2 and 4");
-  CHECK_REJECTED(einsum, ("ij,jk->ik", {a, b}), "j to have size 4 everywhere, got (5, 6)");
+  CHECK_REJECTED(einsum, ("ij,jk->ik", {a, b}), "j to have size 4 everywhere (or 1, which broadcasts), got (5, 6)");
+  CHECK_REJECTED(einsum, ("ii->i", {a}), "i to have size 3 everywhere in an operand, got (3, 4)");
+  CHECK_REJECTED(einsum, ("ii,i->i", {zeros({1, 3}), zeros({3})}), "i to have size 1 everywhere in an operand");
   CHECK_REJECTED(einsum, ("ij,jk->ik", {a}), "2 operands");
   CHECK_REJECTED(einsum, ("ijk->i", {a}), "operand 0 to have 3 dims");
   CHECK_REJECTED(einsum, ("ij->ik", {a}), "output letters that occur");
