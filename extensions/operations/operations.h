@@ -33,8 +33,8 @@ Variable repeat(const Variable& x, const Dims& repeats);
 Tensor one_hot(const Tensor& index, int64_t classes = -1);
 
 // --- division ---
-/// C's and PyTorch's fmod: a - b * trunc(a / b), exact, with the sign of a. remainder() has the sign of b. b broadcasts.
-/// Error for an integer 0 in b; for floats fmod(a, 0) is NaN. The gradient of b is -trunc(a / b).
+/// C's fmod: a - b * trunc(a / b), exact, with the sign of a; remainder() has the sign of b. Operands broadcast. Error
+/// for an integer 0 in b; of floats fmod(a, 0) is NaN. The derivative by b is -trunc(a / b).
 Tensor fmod(const Tensor& a, const Tensor& b);
 Variable fmod(const Variable& a, const Variable& b);
 /// fmod() by a number.

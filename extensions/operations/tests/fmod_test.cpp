@@ -35,8 +35,8 @@ TEST_CASE("fmod of whole numbers has the sign of the dividend, as C's %") {
 TEST_CASE("fmod of floats is std::fmod, bit for bit") {
   const double inf = INFINITY;
   const std::vector<std::array<double, 2>> rows = {
-      {5.5, 2}, {-5.5, 2}, {5.5, -2},  {-5.5, -2}, {6, 3},   {-6, 3}, {0, 3},   {-0.0, 3}, {1, 0.1},
-      {1e30, 7}, {-3, inf}, {3, -inf}, {inf, 2},   {-inf, 2}, {5, 0}, {-5, -0.0}, {0, 0},  {NAN, 2}, {2, NAN}};
+      {5.5, 2},  {-5.5, 2}, {5.5, -2}, {-5.5, -2}, {6, 3}, {-6, 3},    {0, 3}, {-0.0, 3}, {1, 0.1}, {1e30, 7},
+      {-3, inf}, {3, -inf}, {inf, 2},  {-inf, 2},  {5, 0}, {-5, -0.0}, {0, 0}, {NAN, 2},  {2, NAN}};
   for (const DType dtype : {f32, f64}) {
     for (const auto& [a, b] : rows) {
       INFO("a ", a, ", b ", b);
