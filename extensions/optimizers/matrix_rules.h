@@ -25,8 +25,8 @@ double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, 
                    double grad_scale);
 
 /// newton_schulz_steps: iterations of the orthogonalisation. adjust_lr_fn: the factor of the rate of an R x C matrix;
-/// names are PyTorch's. "original": sqrt(max(1, R / C)) (Jordan et al., 2024). "match_rms_adamw": 0.2 sqrt(max(R, C)), with
-/// which steps are about as large as AdamW's, so that AdamW's lr and weight_decay serve (Moonlight; Liu et al., 2025).
+/// names are PyTorch's. "original": sqrt(max(1, R / C)) (Jordan et al., 2024). "match_rms_adamw": 0.2 sqrt(max(R, C)),
+/// with which AdamW's lr and weight_decay serve, because steps are about as large as its own (Liu et al., 2025).
 struct MuonOptions {
   double lr = 1e-3, momentum = 0.95, weight_decay = 0.1, newton_schulz_steps = 5;
   bool nesterov = true, maximize = false;
