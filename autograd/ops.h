@@ -29,7 +29,9 @@ namespace lockstep {
 #define LOCKSTEP_BINARY(name, functor, types)          \
   Variable name(const Variable& a, const Variable& b); \
   Variable& name##_(Variable& a, const Variable& b);
-#define LOCKSTEP_COMPARE(name, functor) Tensor name(const Variable& a, const Variable& b);
+#define LOCKSTEP_COMPARE(name, functor)              \
+  Tensor name(const Variable& a, const Variable& b); \
+  inline Tensor name(const Variable& x, Scalar s) { return name(x.tensor(), s); }
 #include "tensor/pointwise.def"
 /// GELU, exact (erf) or by its tanh approximation.
 inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {

@@ -1,6 +1,7 @@
 // Permutations, and the order of samples in each sampler. See sampler.h.
 #include "data/sampler.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -42,8 +43,22 @@ SequentialSampler::SequentialSampler(int64_t n) : n_(n) {
 }
 std::vector<int64_t> SequentialSampler::operator()(int64_t) const { return sequence(n_); }
 
-RandomSampler::RandomSampler(int64_t n, uint64_t seed) : n_(n), seed_(seed) {
+RandomSampler::RandomSampler(int64_t n, const RandomOptions& options)
+    : n_(n), count_(options.num_samples.value_or(n)), options_(options) {
   LOCKSTEP_CHECK(n >= 0, "[RandomSampler] expected n >= 0, got ", n);
+  LOCKSTEP_CHECK(count_ >= 0 && (n > 0 || count_ == 0),
+                 "[RandomSampler] expected num_samples >= 0, and 0 of n = 0, got ", count_, " of ", n);
+}
+std::vector<int64_t> RandomSampler::operator()(int64_t epoch) const {
+  if (!options_.replacement && count_ == n_) return permutation(n_, options_.seed, epoch);
+  std::vector<int64_t> indices;
+  Draws draws({.seed = options_.seed, .stream = uint64_t(epoch)});
+  while (options_.replacement && int64_t(indices.size()) < count_) indices.push_back(draws.below(n_));
+  for (uint64_t round = 0; int64_t(indices.size()) < count_; ++round) {  // the first is that of an epoch of n
+    const auto order = permutation(n_, round ? seed_of(options_.seed, round) : options_.seed, epoch);
+    indices.insert(indices.end(), order.begin(), order.begin() + std::min(n_, count_ - int64_t(indices.size())));
+  }
+  return indices;
 }
 
 DistributedSampler::DistributedSampler(int64_t n, int64_t world, int64_t rank, DistributedOptions options)

@@ -9,6 +9,7 @@
 //                                                                    depend on the number of ranks
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace lockstep::data {
@@ -31,17 +32,25 @@ class SequentialSampler {
   int64_t n_;
 };
 
-/// Another permutation of 0 .. n-1 every epoch.
+/// Options of RandomSampler.
+struct RandomOptions {
+  bool replacement = false;  ///< true: draw each index from all, so that an epoch may have one several times
+  std::optional<int64_t> num_samples = {};  ///< indices of an epoch; default: n. Above n, more permutations follow
+  uint64_t seed = 0;
+};
+
+/// Another permutation of 0 .. n-1 every epoch, or what RandomOptions says, as in PyTorch.
 class RandomSampler {
  public:
-  /// Error if n < 0.
-  explicit RandomSampler(int64_t n, uint64_t seed = 0);
-  /// The permutation of this epoch.
-  std::vector<int64_t> operator()(int64_t epoch) const { return permutation(n_, seed_, epoch); }
+  /// Error if n or num_samples < 0, or if n is 0 and num_samples is not.
+  explicit RandomSampler(int64_t n, uint64_t seed = 0) : RandomSampler(n, RandomOptions{.seed = seed}) {}
+  RandomSampler(int64_t n, const RandomOptions& options);
+  /// The indices of this epoch.
+  std::vector<int64_t> operator()(int64_t epoch) const;
 
  private:
-  int64_t n_;
-  uint64_t seed_;
+  int64_t n_, count_;
+  RandomOptions options_;
 };
 
 /// Options of DistributedSampler.

@@ -93,11 +93,19 @@ std::function<double(int64_t)> warmup_cosine(int64_t warmup, int64_t steps, doub
   };
 }
 
-LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
-    : Schedule(optimizer), factor_(std::move(factor)) {
+LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<std::function<double(int64_t)>> factors)
+    : Schedule(optimizer), factors_(std::move(factors)) {
+  const size_t groups = size_t(optimizer.group_count()), got = factors_.size();
+  LOCKSTEP_CHECK(got == 1 || got == groups, "[LambdaLR] expected one function or ", groups, ", one per group, got ",
+                 got);
   apply();
 }
-double LambdaLR::value(int g, int64_t t) const { return base(g) * factor_(t); }
+double LambdaLR::value(int g, int64_t t) const {
+  const size_t count = factors_.size(), at = count == 1 ? 0 : size_t(g);
+  LOCKSTEP_CHECK(at < count, "[LambdaLR] expected a function for each group, got ", count, ", and none for group ", g,
+                 "; add groups before the schedule is made");
+  return base(g) * factors_[at](t);
+}
 
 WarmupLR::WarmupLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("WarmupLR", "warmup_min_lr", o_.warmup_min_lr);

@@ -75,11 +75,14 @@ class Schedule {
 /// Rate at step t: base * factor(t), where base is the group's initial rate.
 class LambdaLR : public Schedule {
  public:
-  LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor);
+  LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor)
+      : LambdaLR(optimizer, std::vector{std::move(factor)}) {}
+  /// One function for each group, or one for all. Error for another number.
+  LambdaLR(Optimizer& optimizer, std::vector<std::function<double(int64_t t)>> factors);
 
  private:
   double value(int group, int64_t t) const override;
-  std::function<double(int64_t)> factor_;
+  std::vector<std::function<double(int64_t)>> factors_;
 };
 
 /// For LambdaLR: linear warm-up to 1 in `warmup` steps, then half a cosine down to `last` at step `steps` (as in

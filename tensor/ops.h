@@ -69,7 +69,10 @@ template <class T> Tensor full(const Shape& shape, std::complex<T> value, Tensor
 #define LOCKSTEP_BINARY(name, functor, types)    \
   Tensor name(const Tensor& a, const Tensor& b); \
   const Tensor& name##_(const Tensor& a, const Tensor& b);
-#define LOCKSTEP_COMPARE(name, functor) Tensor name(const Tensor& a, const Tensor& b);
+// A number is compared as x's dtype holds it, or in f64 if that dtype cannot hold it (2.5 for i64).
+#define LOCKSTEP_COMPARE(name, functor)          \
+  Tensor name(const Tensor& a, const Tensor& b); \
+  Tensor name(const Tensor& x, Scalar s);
 #include "tensor/pointwise.def"
 const Tensor& add_(const Tensor& a, const Tensor& b, Scalar alpha);  ///< a += alpha * b
 /// mul(a, b).to(dtype) in one pass, for a and b of f32 and a dtype of f16 or bf16.

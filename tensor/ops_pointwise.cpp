@@ -204,8 +204,13 @@ GradInfo grad_info(PointwiseOp op) {
   const Tensor& name##_(const Tensor& a, const Tensor& b) {                                               \
     return binary_in_place(#name "_", PointwiseOp::name, types, a, b);                                    \
   }
-#define LOCKSTEP_COMPARE(name, functor) \
-  Tensor name(const Tensor& a, const Tensor& b) { return binary(#name, PointwiseOp::name, everything, a, b, true); }
+#define LOCKSTEP_COMPARE(name, functor)                                                                              \
+  Tensor name(const Tensor& a, const Tensor& b) { return binary(#name, PointwiseOp::name, everything, a, b, true); } \
+  Tensor name(const Tensor& x, Scalar s) {                                                                           \
+    check_defined(#name, x);                                                                                         \
+    const Tensor held = x.dtype() != boolean && s.fits(x.dtype()) ? x : x.to(f64);                                   \
+    return name(held, full({}, s, {held.dtype(), held.device()}));                                                   \
+  }
 #include "tensor/pointwise.def"
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {

@@ -3,6 +3,7 @@
 #include "extensions/layers/activations.h"
 #include "extensions/layers/adaptive_softmax.h"
 #include "extensions/layers/composed.h"
+#include "extensions/layers/embedding.h"
 #include "extensions/layers/embedding_bag.h"
 #include "extensions/layers/functional.h"
 #include "extensions/layers/losses.h"

@@ -1,5 +1,6 @@
 #pragma once
-// Group norm and instance norm, and norms of weights (weight norm, spectral norm). Weights start at 1, biases at 0.
+// Group norm, instance norm, batch norm of volumes, and norms of weights (weight norm, spectral norm). Weights start at
+// 1, biases at 0.
 #include <utility>
 
 #include "base/at_end.h"
@@ -29,6 +30,11 @@ struct GroupNorm : Layer<GroupNorm> {
   int64_t groups, channels;
   double eps;
   Variable weight, bias;
+};
+
+/// BatchNorm of inputs (N, C, D, H, W); nn/norm.h has the options, and BatchNorm1d and 2d.
+struct BatchNorm3d : BatchNorm {
+  explicit BatchNorm3d(const Options& o) : BatchNorm(o) { allowed_ranks = {5}; }
 };
 
 /// Normalises each channel of each sample (Ulyanov et al., 2016). Input (N, C, ...) or (C, ...). With track, running

@@ -113,6 +113,38 @@ template <class T> T einsum_spelled_out(const std::string& equation, std::vector
   return einsum(letters, operands);
 }
 
+/// Expands the operands' sizes of 1, as views, to the size that their letter has elsewhere. Error for another number of
+/// operands or dims, or for sizes that do not broadcast. A letter that occurs twice in one operand needs equal sizes.
+template <class T>
+std::vector<T> broadcast(const std::string& equation, const Equation& parsed, std::vector<T> operands) {
+  const auto& inputs = parsed.inputs;
+  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
+                 "\", got ", operands.size());
+  int64_t sizes[128];
+  std::fill_n(sizes, 128, 1);
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const Shape& shape = operands[i].shape();
+    LOCKSTEP_CHECK(size_t(shape.rank()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
+                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", shape, "; reshape it");
+    for (int d = 0; d < shape.rank(); ++d) {
+      const char name = inputs[i][size_t(d)];
+      int64_t& size = sizes[int(name)];
+      const int64_t first = shape[int(inputs[i].find(name))];
+      LOCKSTEP_CHECK(shape[d] == first && (shape[d] == 1 || size == 1 || shape[d] == size), "[einsum] expected ", name,
+                     " to have size ", shape[d] == first ? size : first, " everywhere",
+                     shape[d] == first ? " (or 1, which broadcasts)" : " in an operand", ", got ", shape, " for \"",
+                     inputs[i], "\"; reshape it");
+      if (shape[d] != 1) size = shape[d];
+    }
+  }
+  for (size_t i = 0; i < operands.size(); ++i) {
+    Shape shape = operands[i].shape();
+    for (int d = 0; d < shape.rank(); ++d) shape[d] = sizes[int(inputs[i][size_t(d)])];
+    if (shape != operands[i].shape()) operands[i] = operands[i].expand(shape);
+  }
+  return operands;
+}
+
 // --- the contraction ---
 
 /// A tensor with a letter for each dim.
@@ -184,25 +216,12 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
     for (const Tensor& x : operands) check_defined("einsum", x);
     return einsum_spelled_out(equation, operands);
   }
-  const auto [inputs, output] = parse(equation);
-  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
-                 "\", got ", operands.size());
-  int64_t sizes[128];
-  std::fill_n(sizes, 128, -1);
+  const Equation parsed = parse(equation);
+  const auto& [inputs, output] = parsed;
+  for (const Tensor& x : operands) check_product("einsum", operands[0], x, true);
+  const std::vector<Tensor> wide = broadcast(equation, parsed, operands);
   std::vector<Named> named;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    check_product("einsum", operands[0], operands[i], true);
-    LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
-                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape(), "; reshape it");
-    for (int d = 0; d < operands[i].dim(); ++d) {
-      int64_t& size = sizes[int(inputs[i][size_t(d)])];
-      LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
-                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i],
-                     "\"; reshape it");
-      size = operands[i].shape()[d];
-    }
-    named.push_back({operands[i], inputs[i]});
-  }
+  for (size_t i = 0; i < wide.size(); ++i) named.push_back({wide[i], inputs[i]});
   // Contract from left to right; `later` holds the letters that the output or a later operand needs.
   Named result;
   for (size_t i = 0; i < named.size(); ++i) {
@@ -257,16 +276,16 @@ T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>&
 
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
   if (equation.find('.') != std::string::npos) return einsum_spelled_out(equation, operands);
+  const Equation parsed = parse(equation);
   std::vector<Variable> inputs;
+  for (const Variable& operand : operands) inputs.push_back(Autocast::low(operand));
+  inputs = broadcast(equation, parsed, inputs);  // expand() has the gradient of sizes of 1
   std::vector<Tensor> tensors;
-  for (const Variable& operand : operands) {
-    inputs.push_back(Autocast::low(operand));
-    tensors.push_back(inputs.back().tensor());
-  }
+  for (const Variable& input : inputs) tensors.push_back(input.tensor());
   Tensor out = einsum(equation, tensors);
   if (!needs_grad(inputs)) return out;
   std::vector<Saved> kept(tensors.begin(), tensors.end());
-  return record("einsum", inputs, {std::move(out)}, [kept, e = parse(equation)](auto& back) {
+  return record("einsum", inputs, {std::move(out)}, [kept, e = parsed](auto& back) {
     std::vector<Value<decltype(back)>> operands;
     for (size_t i = 0; i < kept.size(); ++i) operands.push_back(back.input(int(i), kept[i]));
     for (size_t i = 0; i < kept.size(); ++i) {

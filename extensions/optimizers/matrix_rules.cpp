@@ -65,6 +65,10 @@ std::vector<OptionRange> MuonOptions::table() {
           {"weight_decay", &weight_decay},
           {"newton_schulz_steps", &newton_schulz_steps, 1}};
 }
+void MuonOptions::check(const char* op) const {
+  LOCKSTEP_CHECK(adjust_lr_fn == "original" || adjust_lr_fn == "match_rms_adamw", "[", op,
+                 "] expected adjust_lr_fn 'original' or 'match_rms_adamw', got '", adjust_lr_fn, "'");
+}
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   LOCKSTEP_CHECK(p.dim() == 2, "[Muon] expected matrices, got a parameter of shape ", p.shape(),
@@ -75,7 +79,9 @@ void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
   add_(mul_scalar_(momentum, o.momentum), g, 1 - o.momentum);
   const Tensor direction =
       orthogonalize(o.nesterov ? lerp(g, momentum, o.momentum) : momentum, int(o.newton_schulz_steps));
-  const double shape_factor = std::sqrt(std::max(1.0, double(p.size(0)) / double(p.size(1))));
+  const double rows = double(p.size(0)), columns = double(p.size(1));
+  const double shape_factor = o.adjust_lr_fn == "original" ? std::sqrt(std::max(1.0, rows / columns))
+                                                           : 0.2 * std::sqrt(std::max(rows, columns));
   if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
   add_(p, direction, -o.lr * shape_factor);
   round_into(low, p);

@@ -1,6 +1,8 @@
 #pragma once
 // Update rules that need the whole parameter, not a shard: LAMB (You et al., 2020), Muon (Jordan et al., 2024) and
 // PyTorch's Adafactor.
+#include <string>
+
 #include "optim/optimizer.h"
 
 namespace lockstep::optim {
@@ -22,11 +24,15 @@ class LAMB : public OptimizerOf<LAMBOptions> {
 double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
                    double grad_scale);
 
-/// newton_schulz_steps: iterations of the orthogonalisation.
+/// newton_schulz_steps: iterations of the orthogonalisation. adjust_lr_fn: the factor of the rate of an R x C matrix;
+/// names are PyTorch's. "original": sqrt(max(1, R / C)) (Jordan et al., 2024). "match_rms_adamw": 0.2 sqrt(max(R, C)),
+/// with which AdamW's lr and weight_decay serve, because steps are about as large as its own (Liu et al., 2025).
 struct MuonOptions {
   double lr = 1e-3, momentum = 0.95, weight_decay = 0.1, newton_schulz_steps = 5;
   bool nesterov = true, maximize = false;
+  std::string adjust_lr_fn = "original";
   std::vector<OptionRange> table();  ///< names and ranges of the options
+  void check(const char* op) const;  ///< Error for another adjust_lr_fn
 };
 /// Steps by the momentum, orthogonalised by a Newton-Schulz iteration. Error for parameters that are not matrices: give
 /// those to AdamW.

@@ -50,6 +50,7 @@ Make muon(Params& p) {
   p("nesterov", &matrix.nesterov)("muon_lr", &muon_lr, least(0))("adam_lr", &adam_lr, least(0));
   p("betas", Pair{&other.beta1, &other.beta2})("eps", &other.eps)("adam_w_mode", &other.adam_w_mode);
   p("ns_method", &method, words({"gram", "standard"}));
+  p("adjust_lr_fn", &matrix.adjust_lr_fn, words({"original", "match_rms_adamw"}));
   p.without_effect("torch_adam", false, "there is one implementation");
   p.fixed("per_head_muon", false, "attention is not cut by heads");
   other.lr = matrix.lr, other.weight_decay = matrix.weight_decay;

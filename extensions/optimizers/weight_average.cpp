@@ -14,9 +14,8 @@ namespace lockstep {
 
 namespace {
 
-/// Pairs of a buffer and the value that it has while other weights stand in for the model's own. The two values are
-/// swapped when the weights are replaced, and again when they are restored.
-using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
+using optim::OtherValues;
+
 /// The buffers to swap when the value of `leaf` (a weight) is restored. The result is an expired pointer unless this
 /// thread has replaced the value. The owner of the list must hold the leaf too, because the leaf's address is the key.
 std::weak_ptr<OtherValues>& other_values(const Variable& leaf) {
@@ -33,11 +32,21 @@ WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
   LOCKSTEP_CHECK(!parameters_.empty(),
                  "[WeightAverage] expected at least one parameter, got an empty list; pass net.parameters()");
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[WeightAverage] expected decay in [0, 1), got ", decay);
-  for (const Variable& p : parameters_) {
-    LOCKSTEP_CHECK(is_floating(p.dtype()), "[WeightAverage] expected floating parameters, got ", p.dtype(),
-                   "; leave that one out");
-    averages_.push_back(zeros(p.shape(), {.dtype = p.dtype() == f64 ? f64 : f32, .device = p.tensor().device()}));
+  for (const Variable& p : parameters_) add(p);
+}
+WeightAverage::WeightAverage(nn::Module& model, const WeightAverageOptions& options)
+    : WeightAverage(model.parameters(), options.decay) {
+  if (!options.use_buffers) return;
+  for (const nn::NamedBuffer& buffer : model.named_buffers()) {
+    if (!is_floating(buffer.tensor.dtype())) continue;
+    buffers_->averaged.push_back(buffer.tensor);
+    add(parameters_.emplace_back(buffer.tensor));
   }
+}
+void WeightAverage::add(const Variable& averaged) {
+  LOCKSTEP_CHECK(is_floating(averaged.dtype()), "[WeightAverage] expected floating parameters, got ", averaged.dtype(),
+                 "; leave that one out");
+  averages_.push_back(zeros(averaged.shape(), {averaged.dtype() == f64 ? f64 : f32, averaged.device()}));
 }
 void WeightAverage::update() {
   LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] update() while the averages are swapped in; call swap() again first");
@@ -62,7 +71,7 @@ void WeightAverage::swap() {
     other_values(parameters_[i]) = comes_in ? buffers_ : nullptr;
   }
   if (!comes_in) own_.clear();
-  for (auto& [buffer, other] : *buffers_) {
+  for (auto& [buffer, other] : buffers_->pairs) {
     const Tensor now = buffer.clone();
     buffer.copy_(other);
     other = now;
@@ -105,10 +114,13 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     modes.emplace_back(module, module->is_training());
     auto* norm = dynamic_cast<BatchNorm*>(module);
     if (!norm || !norm->o.track) continue;
-    for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
-      if (saved_values && std::none_of(saved_values->begin(), saved_values->end(),
-                                       [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
-        saved_values->emplace_back(buffer, buffer.clone());
+    for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked}) {
+      const auto is_same = [&](const Tensor& one) { return one.storage() == buffer.storage(); };
+      if (saved_values && std::none_of(saved_values->averaged.begin(), saved_values->averaged.end(), is_same) &&
+          std::none_of(saved_values->pairs.begin(), saved_values->pairs.end(),
+                       [&](const auto& one) { return is_same(one.first); }))
+        saved_values->pairs.emplace_back(buffer, buffer.clone());
+    }
     momenta.emplace_back(norm, norm->o.momentum);
     norm->o.momentum.reset();
     norm->running_mean.zero_();

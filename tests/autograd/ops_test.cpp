@@ -63,6 +63,16 @@ Tensor mask_of(const Shape& shape) {
 
 }  // namespace
 
+TEST_CASE("operators compare variables with variables, tensors and numbers") {
+  const Tensor t = Tensor::from<float>({1, 3});
+  const Variable v(Tensor::from<float>({1, 2}), true);
+  const std::pair<Tensor, std::vector<bool>> rows[] = {
+      {v == v, {true, true}},  {v == t, {true, false}},  {t != v, {false, true}}, {v < t, {false, true}},
+      {t < v, {false, false}}, {v >= t, {true, false}},  {v > 1, {false, true}},  {1 >= v, {true, false}},
+      {v == 2, {false, true}}, {2.0 != v, {true, false}}};
+  for (const auto& [got, wanted] : rows) CHECK(got.to_vector<bool>() == wanted);
+}
+
 TEST_CASE("dividing by a number divides the gradient") {
   for (const DType dtype : {f32, f64}) {
     const double by = dtype == f32 ? 1e-40 : 1e-310;  // its reciprocal is infinite

@@ -100,6 +100,36 @@ TEST_CASE("sampler 43: MicroBatchSampler: the same micro-batches for every world
   CHECK(micro_batches(1, 0).size() == 96);
 }
 
+TEST_CASE("RandomSampler: replacement and num_samples") {
+  for (const int64_t count : {0, 3, 7, 20}) {
+    CAPTURE(count);
+    const RandomSampler replaced(7, {.replacement = true, .num_samples = count, .seed = 4}),
+        dealt(7, {.num_samples = count, .seed = 4});
+    for (const RandomSampler* sampler : {&replaced, &dealt}) {
+      const auto indices = (*sampler)(2);
+      CHECK(indices == (*sampler)(2));
+      CHECK(int64_t(indices.size()) == count);
+      for (const int64_t index : indices) CHECK((index >= 0 && index < 7));
+      if (count == 20) CHECK(indices != (*sampler)(3));
+    }
+    auto indices = dealt(2);  // permutation after permutation
+    for (int64_t at = 0; at < count; at += 7) {
+      const auto begin = indices.begin() + at, end = indices.begin() + std::min(at + 7, count);
+      if (at == 0) CHECK(std::equal(begin, end, permutation(7, 4, 2).begin()));
+      std::sort(begin, end);
+      CHECK(std::adjacent_find(begin, end) == end);
+    }
+  }
+  CHECK(RandomSampler(9, 5)(1) == permutation(9, 5, 1));
+  CHECK(RandomSampler(0, {.replacement = true})(0).empty());
+  // With replacement each index is equally likely: 40000 draws of 4 give 10000 expected each.
+  int64_t counts[4] = {};
+  for (const int64_t index : RandomSampler(4, {.replacement = true, .num_samples = 40000})(0)) ++counts[index];
+  for (const int64_t count : counts) CHECK(std::abs(count - 10000) < 500);
+  CHECK_ERROR(RandomSampler(4, {.num_samples = -1}), "expected num_samples >= 0, and 0 of n = 0, got -1 of 4");
+  CHECK_ERROR(RandomSampler(0, {.replacement = true, .num_samples = 2}), "got 2 of 0");
+}
+
 TEST_CASE("wrong samplers") {
   CHECK_ERROR(DistributedSampler(10, 2, 2), "expected a rank from 0 to 1, got 2");
   CHECK_ERROR(DistributedSampler(10, 2, -1), "expected a rank from 0 to 1, got -1");

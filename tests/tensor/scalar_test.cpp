@@ -210,6 +210,59 @@ TEST_CASE("scalar: floor division and remainder of floats match PyTorch") {
   }
 }
 
+TEST_CASE("scalar: operators compare element by element") {
+  using Bools = std::vector<bool>;
+  const auto bools = [](const Tensor& t) {
+    CHECK(t.dtype() == boolean);
+    return t.to_vector<bool>();
+  };
+  const Tensor row = Tensor::from<float>({1, 2, NAN}), column = Tensor::from<float>({1, 2}, {2, 1});
+  CHECK(equal(row == column, eq(row, column)));
+  CHECK(equal(row != column, ne(row, column)));
+  CHECK(equal(row < column, lt(row, column)));
+  CHECK(equal(row <= column, le(row, column)));
+  CHECK(equal(row > column, gt(row, column)));
+  CHECK(equal(row >= column, ge(row, column)));
+  CHECK((row == column).shape() == Shape({2, 3}));
+  CHECK(bools(row == row) == Bools{true, true, false});
+  CHECK(bools(row != row) == Bools{false, false, true});
+
+  for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8}) {
+    CAPTURE(dtype);
+    const Tensor x = integers({1, 2, 3}, dtype);
+    const std::tuple<const char*, Tensor, Bools> rows[] = {
+        {"x == s", x == 2, {false, true, false}},     {"s == x", 2 == x, {false, true, false}},
+        {"x != s", x != 2, {true, false, true}},      {"s != x", 2 != x, {true, false, true}},
+        {"x < s", x < 2, {true, false, false}},       {"s < x", 2 < x, {false, false, true}},
+        {"x <= s", x <= 2, {true, true, false}},      {"s <= x", 2 <= x, {false, true, true}},
+        {"x > s", x > 2, {false, false, true}},       {"s > x", 2 > x, {true, false, false}},
+        {"x >= s", x >= 2, {false, true, true}},      {"s >= x", 2 >= x, {true, true, false}},
+        {"a fraction", x < 2.5, {true, true, false}}, {"equals no fraction", x == 2.5, {false, false, false}},
+        {"negative", x > -1, {true, true, true}},     {"infinite", x < INFINITY, {true, true, true}},
+        {"NaN", x != NAN, {true, true, true}},        {"large", x <= 1e6, {true, true, true}}};
+    for (const auto& [name, got, wanted] : rows) {
+      INFO(name);
+      CHECK(bools(got) == wanted);
+    }
+  }
+  // Whole numbers keep all bits; a number beyond the dtype's range is compared all the same.
+  const Tensor big = integers({odd - 1, odd, odd + 1});
+  CHECK(bools(big == odd) == Bools{false, true, false});
+  CHECK(bools(big < odd) == Bools{true, false, false});
+  CHECK(bools(big > 0.5) == Bools{true, true, true});
+  CHECK(bools(integers({255, 44}, u8) == 300) == Bools{false, false});
+  CHECK(bools(integers({least, largest}) > -1e30) == Bools{true, true});
+  CHECK(bools(Tensor::from<float>({0.1f, 0.2f}) == 0.1) == Bools{true, false});  // 0.1 as f32 has it
+  const Tensor mask = Tensor::from<bool>({false, true});
+  CHECK(bools(mask == true) == Bools{false, true});
+  CHECK(bools(mask == 2) == Bools{false, false});
+  CHECK(bools(mask < 1) == Bools{true, false});
+  CHECK(bools(eq(big, odd)) == Bools{false, true, false});
+  CHECK(where(big == odd, big, zeros_like(big)).to_vector<int64_t>() == std::vector<int64_t>{0, odd, 0});
+  CHECK_ERROR(big == row, "[eq] expected operands of one dtype, got i64 and f32");
+  CHECK_ERROR(Tensor() < 1, "[lt] tensor is undefined");
+}
+
 TEST_CASE("scalar: products of whole numbers") {
   if (!default_device().is_cpu()) {
     CHECK_ERROR(matmul(integers({1}), integers({1})), "[matmul] integer products are supported on the CPU");

@@ -50,6 +50,22 @@ const Tensor bag_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
 
 }  // namespace
 
+TEST_CASE("BatchNorm3d is BatchNorm1d of the flattened volumes") {
+  manual_seed(3);
+  BatchNorm3d volumes({.channels = 3});
+  BatchNorm1d flat({.channels = 3});
+  const Tensor data = randn({2, 3, 2, 4, 5});
+  for (const bool training : {true, false}) {
+    volumes.train(training), flat.train(training);
+    const Variable x(data, true), y(data.clone(), true);
+    const Variable of_volumes = volumes(x), of_flat = flat(y.reshape({2, 3, 40}));
+    CHECK(equal(of_volumes.tensor().reshape({2, 3, 40}), of_flat.tensor()));
+    sum(square(of_volumes)).backward(), sum(square(of_flat)).backward();
+    CHECK(equal(x.grad(), y.grad()));
+    CHECK(equal(volumes.running_var, flat.running_var));
+  }
+}
+
 TEST_CASE("layers: gradients of a model of many, and it learns") {
   const Threads one(1);  // too small for more threads
   manual_seed(11);
@@ -209,6 +225,7 @@ TEST_CASE("layers: invalid options are rejected") {
   CHECK_REJECTED(ChannelShuffle, ({.groups = 4})(zeros({2, 6, 4})), "input (N, C, ...) with C a multiple of 4");
   CHECK_REJECTED(group_norm, (zeros({64, 5}), 2), "x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
   CHECK_ERROR(GroupNorm({.groups = 3, .channels = 4}), "expected groups to divide 4");
+  CHECK_ERROR(BatchNorm3d({.channels = 4})(zeros({2, 4, 3, 3})), "[BatchNorm3d] expected (5)-dimensional input");
   CHECK_ERROR(InstanceNorm1d({.channels = 0}), "[InstanceNorm] expected channels > 0, got 0");
   CHECK_REJECTED(InstanceNorm2d, ({.channels = 3})(zeros({2, 4, 5, 5})),
                  "4-dimensional input with 3 channels in dim 1, or the same without a batch, got");

@@ -18,28 +18,38 @@ TEST_CASE("einsum") {
     Tensor wanted;
   };
   const Tensor q = values({2, 3, 4, 5}, 6), k = values({2, 3, 6, 5}, 7);
-  const Row rows[] = {{"ij,jk->ik", {a, b}, matmul(a, b)},
-                      {" ij , jk ", {a, b}, matmul(a, b)},
-                      {"ij,jk->ki", {a, b}, matmul(a, b).t()},
-                      {"ij,jk,kl->il", {a, b, c}, matmul(matmul(a, b), c)},
-                      {"ij->ji", {a}, a.t()},
-                      {"ba", {a}, a.t()},
-                      {"ij->", {a}, sum(a)},
-                      {"ij->j", {a}, sum(a, {0})},
-                      {"ii->i", {s}, s.diagonal()},
-                      {"ii", {s}, sum(s.diagonal())},
-                      {"ij,j->i", {a, v}, matmul(a, v)},
-                      {"i,i->", {v, v}, matmul(v, v)},
-                      {"i,j->ij", {v, v}, outer(v, v)},
-                      {"i,i->i", {v, v}, mul(v, v)},
-                      {"ij,kj->i", {a, s}, matmul(a, sum(s, {0}))},
-                      {"bhqd,bhkd->bhqk", {q, k}, matmul(q, k.transpose(2, 3))},
-                      {"bhqd,bhkd->bqhk", {q, k}, matmul(q, k.transpose(2, 3)).transpose(1, 2)},
-                      {"...qd,...kd->...qk", {q, k}, matmul(q, k.transpose(2, 3))},
-                      {"... d , ...d", {q, q}, sum(mul(q, q), {3})},
-                      {"...d->d", {q}, sum(q, {0, 1, 2})},
-                      {"i...->...i", {q}, q.permute({1, 2, 3, 0})},
-                      {"...ij,jk", {q, b.t()}, matmul(q, b.t())}};
+  const Row rows[] = {
+      {"ij,jk->ik", {a, b}, matmul(a, b)},
+      {" ij , jk ", {a, b}, matmul(a, b)},
+      {"ij,jk->ki", {a, b}, matmul(a, b).t()},
+      {"ij,jk,kl->il", {a, b, c}, matmul(matmul(a, b), c)},
+      {"ij->ji", {a}, a.t()},
+      {"ba", {a}, a.t()},
+      {"ij->", {a}, sum(a)},
+      {"ij->j", {a}, sum(a, {0})},
+      {"ii->i", {s}, s.diagonal()},
+      {"ii", {s}, sum(s.diagonal())},
+      {"ij,j->i", {a, v}, matmul(a, v)},
+      {"i,i->", {v, v}, matmul(v, v)},
+      {"i,j->ij", {v, v}, outer(v, v)},
+      {"i,i->i", {v, v}, mul(v, v)},
+      {"ij,kj->i", {a, s}, matmul(a, sum(s, {0}))},
+      {"bhqd,bhkd->bhqk", {q, k}, matmul(q, k.transpose(2, 3))},
+      {"bhqd,bhkd->bqhk", {q, k}, matmul(q, k.transpose(2, 3)).transpose(1, 2)},
+      {"...qd,...kd->...qk", {q, k}, matmul(q, k.transpose(2, 3))},
+      {"... d , ...d", {q, q}, sum(mul(q, q), {3})},
+      {"...d->d", {q}, sum(q, {0, 1, 2})},
+      {"i...->...i", {q}, q.permute({1, 2, 3, 0})},
+      {"...ij,jk", {q, b.t()}, matmul(q, b.t())},
+      // sizes of 1 broadcast, as in PyTorch: summed letters, kept ones, diagonals
+      {"ij,jk->ik", {a.narrow(1, 0, 1), b}, matmul(a.narrow(1, 0, 1).expand({3, 4}), b)},
+      {"ij,jk->ijk", {a.narrow(0, 0, 1), b.narrow(0, 0, 1)}, mul(a.narrow(0, 0, 1).unsqueeze(-1), b.narrow(0, 0, 1))},
+      {"i,i->", {v, v.narrow(0, 1, 1)}, sum(v) * v[1]},
+      {"i,i->i", {v.narrow(0, 1, 1), v}, v[1] * v},
+      {"ii,i->i", {s.narrow(0, 0, 1).narrow(1, 0, 1), v}, s[0][0] * v},
+      {"bhqd,bhkd->bhqk",
+       {q.narrow(0, 0, 1), k.narrow(1, 0, 1)},
+       matmul(q.narrow(0, 0, 1), k.narrow(1, 0, 1).transpose(2, 3))}};
   for (const Row& r : rows) {
     CAPTURE(r.equation);
     const Tensor out = einsum(r.equation, r.in);
@@ -65,7 +75,9 @@ TEST_CASE("einsum: Errors name the wrong argument") {
   CHECK_REJECTED(einsum, ("ijk...->i", {a}), "operand 0 to have at least 3 dims");
   CHECK_REJECTED(einsum, ("...i,...j->ij", {zeros({2, 3}), zeros({4, 3})}),
                  "the dims of ... to broadcast in \"...i,...j->ij\", got sizes 2 and 4");
-  CHECK_REJECTED(einsum, ("ij,jk->ik", {a, b}), "j to have size 4 everywhere, got (5, 6)");
+  CHECK_REJECTED(einsum, ("ij,jk->ik", {a, b}), "j to have size 4 everywhere (or 1, which broadcasts), got (5, 6)");
+  CHECK_REJECTED(einsum, ("ii->i", {a}), "i to have size 3 everywhere in an operand, got (3, 4)");
+  CHECK_REJECTED(einsum, ("ii,i->i", {zeros({1, 3}), zeros({3})}), "i to have size 1 everywhere in an operand");
   CHECK_REJECTED(einsum, ("ij,jk->ik", {a}), "2 operands");
   CHECK_REJECTED(einsum, ("ijk->i", {a}), "operand 0 to have 3 dims");
   CHECK_REJECTED(einsum, ("ij->ik", {a}), "output letters that occur");

@@ -127,6 +127,43 @@ TEST_CASE("statistics of the averaged model come and go with it") {
   CHECK(statistics() == updated);
 }
 
+TEST_CASE("with use_buffers the statistics of batch norm are averaged, too") {
+  manual_seed(2);
+  nn::Sequential net(nn::Linear({.in = 2, .out = 2}), nn::BatchNorm1d({.channels = 2}));
+  const auto buffer = [&](size_t i) { return net.named_buffers()[i].tensor; };  // mean, var, num_batches_tracked
+  for (const double decay : {0., 0.75}) {
+    WeightAverage average(net, {.decay = decay, .use_buffers = true}), other(net, {.use_buffers = true}), plain(net);
+    CHECK(average.averages().size() == 6);
+    CHECK(plain.averages().size() == 4);
+    std::vector<double> expected(2, 0);
+    for (int i = 1; i <= 3; ++i) {
+      net(Variable(randn({8, 2}, {.dtype = f32}) + 3.0 * i));
+      average.update();
+      for (size_t b = 0; b < 2; ++b)
+        expected[b] += (buffer(b)[0].item() - expected[b]) * (i == 1 ? 1 : decay > 0 ? 1 - decay : 1. / i);
+    }
+    const double own[] = {buffer(0)[0].item(), buffer(1)[0].item(), buffer(2).item()};
+    average.swap();
+    for (size_t b = 0; b < 2; ++b) CHECK(buffer(b)[0].item() == doctest::Approx(expected[b]).epsilon(1e-5));
+    CHECK(buffer(2).item() == own[2]);  // a number of batches is not averaged
+    average.swap();
+    for (size_t b = 0; b < 2; ++b) CHECK(buffer(b)[0].item() == own[b]);
+    other.load_state(average.state());
+    CHECK(equal(other.averages()[4], average.averages()[4]));
+    CHECK_ERROR(plain.load_state(average.state()), "and 4 averages in the saved state, got 6");
+
+    average.swap();
+    nn::update_bn(net, [&] { net(Variable(ones({4, 2}))); });
+    const double updated = buffer(0)[0].item();
+    CHECK(updated != doctest::Approx(expected[0]));
+    average.swap();
+    CHECK(buffer(0)[0].item() == own[0]);
+    average.swap();
+    CHECK(buffer(0)[0].item() == updated);  // update_bn() replaced the average
+    average.swap();
+  }
+}
+
 TEST_CASE("averages refuse nonsense") {
   Variable w(ones({1}), true);
   CHECK_ERROR(WeightAverage({}), "at least one parameter");

@@ -43,11 +43,13 @@ TEST_CASE("config: rare rules by name, with the options of the file") {
     made[0]->step();
   }
 
-  const Config c{
-      .optimizer = {.type = "Muon", .params = data::parse_json(R"({"lr": 0.5, "adam_lr": 0.25})", "params")}};
+  const Config c{.optimizer = {.type = "Muon",
+                               .params = data::parse_json(
+                                   R"({"lr": 0.5, "adam_lr": 0.25, "adjust_lr_fn": "match_rms_adamw"})", "params")}};
   const auto two = make_optimizers(c, parameters);
   REQUIRE(two.size() == 2);
   CHECK((std::string(two[0]->name()) == "Muon" && two[0]->parameters().size() == 1 && two[0]->lr() == 0.5));
+  CHECK(dynamic_cast<optim::Muon&>(*two[0]).group_options(0).adjust_lr_fn == "match_rms_adamw");
   CHECK((std::string(two[1]->name()) == "AdamW" && two[1]->parameters().size() == 2 && two[1]->lr() == 0.25));
   CHECK(make_optimizers(c, {parameters[1]}).size() == 1);
 }

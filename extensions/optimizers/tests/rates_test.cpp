@@ -73,6 +73,61 @@ TEST_CASE("schedules that are stepped together multiply, also with set_lr() in b
   }
 }
 
+TEST_CASE("LambdaLR takes a function per group") {
+  Variable v(ones({1}), true), w(ones({1}), true), late(ones({1}), true);
+  SGD o(std::vector<SGD::Group>{{{v}, {.lr = 1}}, {{w}, {.lr = 0.5}}});
+  const std::function<double(int64_t)> halving = [](int64_t t) { return std::pow(0.5, double(t)); },
+                                       rising = [](int64_t t) { return 1 + double(t); };
+  LambdaLR schedule(o, {halving, rising});
+  std::vector<double> rates;
+  for (int t = 0; t < 3; ++t) rates.push_back(o.lr(0)), rates.push_back(o.lr(1)), schedule.step();
+  check_rates(rates, {1, 0.5, 0.5, 1, 0.25, 1.5});
+  SGD other(std::vector<SGD::Group>{{{v}, {.lr = 1}}, {{w}, {.lr = 0.5}}});
+  LambdaLR resumed(other, {halving, rising});
+  resumed.load_state(schedule.state());
+  check_rates({other.lr(0), other.lr(1)}, {0.125, 2});
+  CHECK_ERROR(LambdaLR(o, {halving, rising, rising}), "[LambdaLR] expected one function or 2, one per group, got 3");
+  CHECK_ERROR(LambdaLR(o, std::vector<std::function<double(int64_t)>>{}), "got 0");
+  o.add_group({late}, {.lr = 1});
+  CHECK_ERROR(schedule.step(), "[LambdaLR] expected a function for each group, got 2, and none for group 2");
+}
+
+TEST_CASE("enter(k + 1) starts a schedule where PyTorch's last_epoch = k does") {
+  Variable w(ones({1}), true);
+  const std::pair<const char*, MakeSchedule> rows[] = {
+      {"StepLR", scheduled<StepLR>({.step_size = 2})},
+      {"MultiStepLR", scheduled<MultiStepLR>({.milestones = {2, 4}})},
+      {"ExponentialLR", scheduled<ExponentialLR>({.gamma = 0.5})},
+      {"CosineAnnealingLR", scheduled<CosineAnnealingLR>({.T_max = 10})},
+      {"CosineAnnealingWarmRestarts", scheduled<CosineAnnealingWarmRestarts>({.T_0 = 3, .T_mult = 2})},
+      {"LinearLR", scheduled<LinearLR>({})},
+      {"ConstantLR", scheduled<ConstantLR>({})},
+      {"PolynomialLR", scheduled<PolynomialLR>({.total_iters = 10})},
+      {"OneCycleLR", scheduled<OneCycleLR>({.max_lr = 2, .total_steps = 20})},
+      {"CyclicLR", scheduled<CyclicLR>({.base_lr = 0.1, .max_lr = 0.5, .step_size_up = 4})},
+      {"WarmupLR", scheduled<WarmupLR>({.warmup_num_steps = 5})},
+      {"SequentialLR",
+       [](Optimizer& o) {
+         return std::make_unique<SequentialLR>(
+             o, std::vector{scheduled<LinearLR>({}), scheduled<ExponentialLR>({.gamma = 0.5})},
+             std::vector<int64_t>{3});
+       }},
+  };
+  for (const auto& [name, make] : rows) {
+    CAPTURE(std::string(name));
+    SGD a({w}, {.lr = 1, .momentum = 0.9}), b({w}, {.lr = 1, .momentum = 0.9});
+    const auto stepped = make(a), entered = make(b);
+    for (int t = 0; t < 5; ++t) stepped->step();
+    entered->enter(5);  // last_epoch = 4
+    for (int t = 5; t < 9; ++t) {
+      CHECK(b.lr() == doctest::Approx(a.lr()).epsilon(1e-12));
+      CHECK(b.get(0, "momentum") == a.get(0, "momentum"));
+      CHECK((stepped->last_step() == t && entered->last_step() == t));
+      stepped->step(), entered->step();
+    }
+  }
+}
+
 TEST_CASE("a schedule counts from the base, whatever the rate is by then, and goes on from a state") {
   Variable w(ones({1}), true);
   SGD first({w}, {.lr = 1});

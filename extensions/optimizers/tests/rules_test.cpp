@@ -54,6 +54,27 @@ TEST_CASE("Muon's step is nearly orthogonal") {
   CHECK(amax(abs(off)).item() < 1.2);
 }
 
+TEST_CASE("Muon: adjust_lr_fn scales the step by the matrix's shape, as PyTorch's") {
+  const auto step = [](const Shape& shape, const std::string& adjust_lr_fn) {
+    manual_seed(4);
+    Variable w(zeros(shape), true);
+    w.grad() = randn(shape);
+    Muon({w}, {.lr = 1, .adjust_lr_fn = adjust_lr_fn}).step();
+    return w.tensor();
+  };
+  struct Row {
+    Shape shape;
+    double original, match;
+  };
+  for (const Row& row : {Row{{16, 4}, 2, 0.2 * 4}, Row{{4, 16}, 1, 0.2 * 4}, Row{{9, 9}, 1, 0.2 * 3}}) {
+    CAPTURE(row.shape);
+    const Tensor original = step(row.shape, "original"), match = step(row.shape, "match_rms_adamw");
+    CHECK(allclose(match, original * (row.match / row.original), 1e-5, 1e-7));
+  }
+  Variable w(zeros({2, 2}), true);
+  CHECK_ERROR(Muon({w}, {.adjust_lr_fn = "rms"}), "[Muon] expected adjust_lr_fn 'original' or 'match_rms_adamw', got");
+}
+
 TEST_CASE("Sophia takes the Hessian's diagonal from gradients of drawn targets") {
   Variable p(ones({2}), true), q(ones({2}), true);
   Sophia by_hand({p}, {.lr = 0.5, .weight_decay = 0, .hessian_interval = 0}),
