@@ -51,10 +51,12 @@ struct Callback {
   Function on_evaluate = {};     ///< called after an evaluation during training
   Function on_save = {};         ///< called after a checkpoint was written
   Function on_train_end = {};    ///< called after the last checkpoint and evaluation
-  /// Checkpoints keep what `state` returns on rank 0, under `name`. A resumed run gives it to load_state on all ranks.
-  std::string name = {};
-  std::function<data::Json()> state = {};
-  std::function<void(const data::Json& saved)> load_state = {};  ///< called before on_train_begin
+  std::string name = {};         ///< names the state in checkpoints
+  std::function<data::Json()> state = {};                        ///< returns what checkpoints keep, on rank 0
+  std::function<void(const data::Json& saved)> load_state = {};  ///< takes it on all ranks, before on_train_begin
+};
+std::function<data::Json()> state = {};
+std::function<void(const data::Json& saved)> load_state = {};  ///< called before on_train_begin
 };
 
 /// The model's outputs and the targets of samples, in order, on the CPU.
