@@ -55,9 +55,6 @@ struct Callback {
   std::function<data::Json()> state = {};                        ///< returns what checkpoints keep, on rank 0
   std::function<void(const data::Json& saved)> load_state = {};  ///< takes it on all ranks, before on_train_begin
 };
-std::function<data::Json()> state = {};
-std::function<void(const data::Json& saved)> load_state = {};  ///< called before on_train_begin
-};
 
 /// The model's outputs and the targets of samples, in order, on the CPU.
 struct Predictions {

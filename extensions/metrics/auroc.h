@@ -13,8 +13,8 @@ struct AUROCOptions {
 };
 /// The probability that a sample of a class has a greater score for the class than one of the others; equal scores
 /// count half (roc_auc_score, with multi_class="ovr" for more than 2 classes). Two classes: scores of class 1 of the
-/// targets' shape, or of both classes with a class dim more. A class without samples, or without others, has NaN, and means
-/// leave it out. The value is NaN if any score is. Keeps all scores; compute(group) gathers them on every rank.
+/// targets' shape, or of both classes with a class dim more. A class without samples, or without others, has NaN, and
+/// means leave it out. The value is NaN if any score is. Keeps all scores; compute(group) gathers them on every rank.
 class AUROC : public Metric {
  public:
   /// Error for less than 2 classes, and for an average that has no meaning here.
