@@ -46,7 +46,7 @@ struct Callback {
   /// Called when everything is checked and loaded, before the run's folder is changed.
   Function on_train_begin = {};
   Function on_epoch_begin = {};  ///< called before the first step of an epoch, or of a resumed run in its midst
-  Function on_epoch_end = {};    ///< called after the on_step_end of the last step of an epoch, or of the run
+  Function on_epoch_end = {};    ///< called after on_step_end, at the last step of an epoch or of the planned run
   Function on_step_end = {};     ///< called before the step's evaluation and checkpoint
   Function on_evaluate = {};     ///< called after an evaluation during training
   Function on_save = {};         ///< called after a checkpoint was written

@@ -38,11 +38,11 @@ int64_t steps_of(train::TrainOptions o, int ranks, const std::vector<double>& va
     manual_seed(1);
     nn::Linear net({.in = 3, .out = 2});
     const Tensor x = randn({8, 3}), y = argmax(x.narrow(1, 0, 2), 1);
-    const auto data = data::share(data::TensorDataset(x, y));
+    const auto samples = data::share(data::TensorDataset(x, y));
     train::TrainerOptions t{
         .loss = [](const Variable& out, const Tensor& target) { return cross_entropy(out, target); },
-        .data = data,
-        .evaluate = data};
+        .data = samples,
+        .evaluate = samples};
     const auto step = std::make_shared<int64_t>(0);
     t.compute_metrics = [&values, step](const train::Predictions&) {
       return std::vector<std::pair<std::string, double>>{{"m", values.at(size_t(*step - 1))}};
