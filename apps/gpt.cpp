@@ -90,20 +90,22 @@ void train_gpt(const GptOptions& o, TrainJob& job) {
       .unit = "tokens",
       .per_sample = double(sample_length),
       .max_eval_batches = o.eval_batches,
-      .on_start =
-          [&] {
-            if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.size(), validation.size());
-            if (!job.team().leads()) return;
-            if (!o.export_to.empty()) prepare_export(job, start, o.export_to);
-            if (!o.out.empty()) keep_tokenizer(tokenizer, o.tokenizer, o.out);
-          },
-      .on_end =
-          [&](Json&) {
-            if (devices && job.talks()) fmt::print("{}", to_string(devices->bytes_moved()));
-            if (o.export_to.empty()) return;
-            const nn::State state = trainer->full_model();
-            if (job.team().leads()) export_model(sizes, start, state, o.export_to, tokenizer);
-          }};
+      .summary = false,
+      .callbacks = {{.on_train_begin =
+                         [&](RunState&) {
+                           if (job.talks())
+                             fmt::print("{} tokens to learn, {} for validation\n", learn.size(), validation.size());
+                           if (!job.team().leads()) return;
+                           if (!o.export_to.empty()) prepare_export(job, start, o.export_to);
+                           if (!o.out.empty()) keep_tokenizer(tokenizer, o.tokenizer, o.out);
+                         },
+                     .on_train_end =
+                         [&](RunState&) {
+                           if (devices && job.talks()) fmt::print("{}", to_string(devices->bytes_moved()));
+                           if (o.export_to.empty()) return;
+                           const nn::State state = trainer->full_model();
+                           if (job.team().leads()) export_model(sizes, start, state, o.export_to, tokenizer);
+                         }}}};
   if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
   trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
   trainer->fit();

@@ -1,6 +1,7 @@
 // Handles Ctrl-C and SIGTERM as requests to stop. See interrupt.h.
 #include "train/interrupt.h"
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -12,7 +13,7 @@ namespace lockstep::train {
 
 namespace {
 
-volatile std::sig_atomic_t first_signal = 0;
+std::atomic<int> first_signal = 0;  // ranks that are threads read it while another one makes an Interrupt
 
 void on_signal(int signal) {
   if (first_signal != 0) std::_Exit(128 + signal);
@@ -36,6 +37,7 @@ Interrupt::Interrupt() : stack_(1 << 16) {
 Interrupt::~Interrupt() {
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
   sigaltstack(&before_, nullptr);
+  first_signal = 0;
 }
 int Interrupt::signal() { return first_signal; }
 

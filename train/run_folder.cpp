@@ -128,7 +128,7 @@ void Trainer::Impl::open() {
   if (const std::string& file = job.options().parallel.trace_bits; !file.empty() && team.leads()) {
     bits = OutputFile(file, true, "--trace-bits ");
   }
-  if (o.on_start) o.on_start();
+  call(&Callback::on_train_begin);
   if (writes()) {
     prepare_output(out_name, job.options().out);
     lock_folder();
@@ -153,7 +153,9 @@ void Trainer::Impl::resume() {
   if (const auto scale = number("scaler.scale"))
     scaler.load_state({{"scale", *scale}, {"growth_tracker", number("scaler.growth_tracker").value_or(0)}});
   best = number("best");
-  worse = int64_t(number("worse").value_or(0));
+  if (const Json* const states = loaded->client_state.find("callbacks"))
+    for (const Callback& callback : o.callbacks)
+      if (const Json* own = states->find(callback.name); own && callback.load_state) callback.load_state(*own);
   const Json* const saved = loaded->client_state.find("trainer_state");
   if (!state || !saved) return;
   state->load(*saved);
@@ -174,13 +176,16 @@ void Trainer::Impl::save() {
   Json state(Json::Object{});
   if (job.autocast() == f16)
     state["scaler.scale"] = scaler.scale_value(), state["scaler.growth_tracker"] = double(scaler.growth_tracker());
-  if (best) state["best"] = *best, state["worse"] = worse;
+  if (best) state["best"] = *best;
+  for (const Callback& callback : o.callbacks)
+    if (callback.state) state["callbacks"][callback.name] = callback.state();
   if (this->state) state["trainer_state"] = this->state->json(true);
   engine->save_checkpoint(checkpoint_folder(), {.tag = o.state ? str("checkpoint-", step) : "", .client_state = state});
   engine->wait_for_checkpoint();
   if (this->state && writes())
     data::write_atomically(path(checkpoints::read_latest(checkpoint_folder()) + "/trainer_state.json"),
                            this->state->json().dump(2) + "\n");
+  call(&Callback::on_save);
 }
 
 void Trainer::Impl::write_state() {

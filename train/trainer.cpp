@@ -208,11 +208,30 @@ pipeline::Sample Trainer::Impl::sample(const Example& full) {
   return {{there.input}, {there.target}};
 }
 
+void Trainer::Impl::call(Callback::Function Callback::*event) {
+  run.step = step;
+  run.metrics = last;
+  for (const Callback& callback : o.callbacks)
+    if (callback.*event) (callback.*event)(run);
+  if (event == &Callback::on_train_end) return;
+  Control& asked = run.control;
+  const std::vector<double> all = job.team().gather(
+      {double(Interrupt::signal()), double(asked.stop), double(asked.evaluate), double(asked.save)}, "signals");
+  for (size_t i = 0; i < all.size(); i += 4) {
+    signal = std::max(signal, int(all[i]));
+    asked.stop |= all[i + 1] != 0, asked.evaluate |= all[i + 2] != 0, asked.save |= all[i + 3] != 0;
+  }
+  LOCKSTEP_CHECK(!asked.evaluate || o.evaluate,
+                 "[Trainer] a callback set control.evaluate: expected data to evaluate, got none; set "
+                 "TrainerOptions::evaluate");
+  if (step < steps) job.team().note_stop(signal);
+}
+
 void Trainer::Impl::fit() {
   job.print_precision();
   open();
   if (job.talks()) {
-    std::cout << (!o.on_start && job.plan().pp * job.plan().tp == 1
+    std::cout << (o.summary && job.plan().pp * job.plan().tp == 1
                       ? nn::summary(*model)
                       : fmt::format("{}: {} parameters\n", kind, parameters));
     if (job.mesh().world().size() > 1)
@@ -224,13 +243,19 @@ void Trainer::Impl::fit() {
   std::optional<Interrupt> interrupt;
   if (job.team().owns_process()) interrupt.emplace();
   const TrainOptions& options = job.options();
-  const double of_step = double(*engine->config().train_batch_size) * o.per_sample;
+  const int64_t samples = *engine->config().train_batch_size;
+  const double of_step = double(samples) * o.per_sample;
   const int64_t batch = engine->train_micro_batch_size_per_gpu();
   Progress progress(first, steps, o.unit, of_step, !job.team().leads());
   double evaluation_seconds = 0;
   bool saved = first > 0;
-  int stop = 0;
-  while (step < steps && stop == 0) {
+  if (const int64_t rest = o.data && steps >= steps_of_epoch ? o.data->size() - steps_of_epoch * samples : 0;
+      rest > 0 && job.team().leads())
+    std::cerr << "note: each epoch leaves out " << rest << " of " << o.data->size() << " samples, as a step takes "
+              << samples << "; --set dataloader_drop_last=false fills its last step up\n";
+  while (step < steps && signal == 0 && !run.control.stop) {
+    if (steps_of_epoch > 0) run.epoch = step / steps_of_epoch + 1;
+    if (steps_of_epoch > 0 && (step == first || step % steps_of_epoch == 0)) call(&Callback::on_epoch_begin);
     const trace::Step traced(step, job.device());
     const double lr = engine->get_lr()[0];
     const double loss = o.batches ? engine->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
@@ -240,30 +265,30 @@ void Trainer::Impl::fit() {
       return sample(full);
     })
                                   : engine->train_batch();
-    for (const double signal : job.team().gather({double(Interrupt::signal())}, "signals"))
-      stop = std::max(stop, int(signal));
     ++step;
     saved = false;
-    if (step < steps) job.team().note_stop(stop);
     trace::counter("loss", {{"loss", loss}});
     write_bits(loss);
     if (state) state->step(step, loss, lr, engine->get_global_grad_norm());
     smoothed_loss = std::isnan(smoothed_loss) ? loss : 0.95 * smoothed_loss + 0.05 * loss;
     progress.show(step, fmt::format("loss {:.4f}", smoothed_loss));
-    Json line(Json::Object{});
+    run.loss = loss, run.lr = lr, run.grad_norm = engine->get_global_grad_norm();
+    Json& line = run.line = Json::Object();
     line["step"] = step;
-    if (steps_of_epoch > 0) line["epoch"] = (step - 1) / steps_of_epoch + 1;
+    if (steps_of_epoch > 0) line["epoch"] = run.epoch;
     line["loss"] = loss;
     line["lr"] = lr;
-    line["grad_norm"] = engine->get_global_grad_norm();
+    line["grad_norm"] = run.grad_norm;
     if (engine->config().fp16.enabled) line["loss_scale"] = engine->loss_scale();
     const auto due = [&](int64_t every) {
       return every > 0 ? step % every == 0 : steps_of_epoch > 0 && step % steps_of_epoch == 0;
     };
-    bool ends = false;
-    if (o.evaluate && due(eval_every) && stop == 0) {
+    call(&Callback::on_step_end);
+    if (steps_of_epoch > 0 && (step == steps || step % steps_of_epoch == 0)) call(&Callback::on_epoch_end);
+    if (o.evaluate && (due(eval_every) || run.control.evaluate) && signal == 0) {
       const double before = progress.seconds();
-      ends = look(line);
+      run.control.evaluate = false;
+      look();
       evaluation_seconds += progress.seconds() - before;
       progress.clear();
       if (job.talks()) {
@@ -272,25 +297,22 @@ void Trainer::Impl::fit() {
         fmt::print("{}  {:.0f} {}/s\n", text, progress.rate(), o.unit);
         std::fflush(stdout);
       }
+      call(&Callback::on_evaluate);
     }
     if (experts->any())
       experts->report(line, engine->gradient_accumulation_steps() * job.plan().dp * job.plan().cp, job.team());
-    if (o.on_step) o.on_step({.step = step, .loss = loss, .lr = lr, .grad_norm = engine->get_global_grad_norm()}, line);
     if (metrics.is_open()) {
       LOCKSTEP_CHECK(metrics.add(line.dump() + "\n"), path("metrics.jsonl"), ": writing failed; free some disk space");
     }
-    if (due(save_every) && step < steps) save(), saved = true;
-    if (ends) {
-      if (job.talks())
-        fmt::print("no better {} in {} evaluations: training stops\n", o.best.substr(o.best.starts_with('-')), worse);
-      break;
-    }
+    const bool asked = std::exchange(run.control.save, false);
+    if ((due(save_every) || asked) && step < steps) save(), saved = true;
   }
   const double seconds = progress.seconds() - evaluation_seconds;
   progress.clear();
+  if (run.control.stop && job.talks()) fmt::print("training stops: {}\n", run.control.reason);
   if (!saved) save();
   if (state) state->end(seconds, first);
-  if (o.load_best && best && stop == 0) {
+  if (o.load_best && best && signal == 0) {
     const std::string from = state && !state->best_folder().empty() ? state->best_folder() : path("best");
     LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from,
                    ": the best model was removed; leave the folder as it is until the run has ended");
@@ -302,6 +324,7 @@ void Trainer::Impl::fit() {
               << called(has_folder() ? "--resume" : "--out") << "\n";
   if (last_eval_step != step || o.max_eval_batches > 0) last = evaluate(0);
   write_state();
+  Json& result = run.line = Json::Object();
   const Json* program = o.facts.find("program");
   result["program"] = program ? *program : Json(kind);
   result["steps"] = step;
@@ -318,7 +341,7 @@ void Trainer::Impl::fit() {
   if (const engine::Exchange* exchange = engine->exchange())
     for (const auto& [name, value] : exchange->totals()) result[name] = value;
   for (const auto& [key, value] : experts->last().as_object()) result[key] = value;
-  if (o.on_end) o.on_end(result);
+  call(&Callback::on_train_end);
   if (job.team().leads()) print_result(result, options.json);
 }
 

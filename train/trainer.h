@@ -23,11 +23,37 @@ namespace lockstep::train {
 
 /// A loss or metric of a micro-batch, computed from the model's output and the target.
 using Measure = std::function<Variable(const Variable& output, const Tensor& target)>;
-/// Results of one training step, as on_step receives them.
-struct StepInfo {
-  int64_t step = 0;  ///< counted from 1
-  double loss = 0;   ///< mean over all micro-batches
-  double lr = 0, grad_norm = 0;
+/// Requests of callbacks. If a callback on any rank makes one, all ranks follow it at the end of the step.
+struct Control {
+  bool stop = false;                               ///< true: the training ends, as after its last step
+  bool evaluate = false;                           ///< true: evaluates. Error without TrainerOptions::evaluate
+  bool save = false;                               ///< true: writes a checkpoint, if the run has a folder (--out)
+  std::string reason = "a callback asked for it";  ///< why to stop; rank 0 prints its own reason
+};
+/// State of a run, as callbacks receive it.
+struct RunState {
+  int64_t step = 0, epoch = 0;             ///< steps done; epoch from 1 (0: the data have no epochs)
+  double loss = 0, lr = 0, grad_norm = 0;  ///< of the last step; loss: mean over all its micro-batches
+  std::vector<std::pair<std::string, double>> metrics = {};  ///< of the last evaluation: {"val_loss", ...}
+  /// The step's line of metrics.jsonl, to which on_step_end, on_epoch_end and on_evaluate may add. In on_train_end: the
+  /// results, which are printed last.
+  data::Json line = data::Json::Object();
+  Control control = {};
+};
+/// Functions that a Trainer calls on every rank. They may be collective, if all ranks have them.
+struct Callback {
+  using Function = std::function<void(RunState& run)>;  ///< see RunState for what it may read, ask for and add
+  /// Called when everything is checked and loaded, before the run's folder is changed.
+  Function on_train_begin = {};
+  Function on_epoch_begin = {};  ///< called before the first step of an epoch, or of a resumed run in its midst
+  Function on_epoch_end = {};    ///< called after on_step_end, at the last step of an epoch or of the planned run
+  Function on_step_end = {};     ///< called before the step's evaluation and checkpoint
+  Function on_evaluate = {};     ///< called after an evaluation during training
+  Function on_save = {};         ///< called after a checkpoint was written
+  Function on_train_end = {};    ///< called after the last checkpoint and evaluation
+  std::string name = {};         ///< names the state in checkpoints
+  std::function<data::Json()> state = {};                        ///< returns what checkpoints keep, on rank 0
+  std::function<void(const data::Json& saved)> load_state = {};  ///< takes it on all ranks, before on_train_begin
 };
 
 /// The model's outputs and the targets of samples, in order, on the CPU.
@@ -58,6 +84,9 @@ struct TrainerOptions {
   std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
+  /// Reduces the model's output for a batch to what predictions keep, such as the index of the largest logit. Default:
+  /// they keep the output.
+  Measure preprocess_logits_for_metrics = {};
   /// Returns how many targets `loss` averages over in a micro-batch, or -1 if it averages over samples. If this is set,
   /// a step's loss is the mean over all its targets; then plans that split the model allow no ignored targets.
   std::function<int64_t(const Tensor& target)> tokens = {};
@@ -85,17 +114,12 @@ struct TrainerOptions {
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerStateOptions> state = {};
   std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
-  int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};
-  int64_t max_eval_batches = 0;  ///< batches per evaluation during training; 0: all
-  int workers = 1;               ///< threads that make batches of `data`
-  /// Called when everything is checked and loaded, before the run's folder is changed. If set, the summary of the model
-  /// is not printed.
-  std::function<void()> on_start = {};
-  std::function<void(const StepInfo&, data::Json& line)> on_step = {};  ///< may add to the line of metrics.jsonl
-  /// Called on every rank after training and saving. May add to `result`, which is printed as the last line.
-  std::function<void(data::Json& result)> on_end = {};
+  int64_t max_eval_batches = 0;          ///< batches per evaluation during training; 0: all
+  int workers = 1;                       ///< threads that make batches of `data`
+  bool summary = true;                   ///< false: print the number of parameters instead of the model's summary
+  std::vector<Callback> callbacks = {};  ///< called in this order
 };
 
 /// Trains and evaluates one model.

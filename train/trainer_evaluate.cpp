@@ -69,12 +69,15 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     // A replica with fewer batches computes the last batch again, without counting it.
     return sample(batch_of(samples, indices_of(std::min(i, needed - 1))));
   };
-  std::vector<int64_t> shape;  // shape of the model's output for a whole batch
+  const auto kept = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) -> Variable {
+    return o.preprocess_logits_for_metrics ? o.preprocess_logits_for_metrics(out.at(0), targets.at(0)) : out.at(0);
+  };
+  std::vector<int64_t> shape;  // shape of what predictions keep of a whole batch
   if (keeps_outputs) {
     constexpr int max_dims = 6;
-    const auto dims = [&](const pipeline::Values& out, const std::vector<Tensor>&) -> Variable {
+    const auto dims = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) -> Variable {
       std::vector<double> all(max_dims + 1);
-      const Shape& own = out.at(0).shape();
+      const Shape own = kept(out, targets).shape();
       LOCKSTEP_CHECK(own.rank() >= 1 && own.rank() <= max_dims, "[predict] expected outputs of 1 to ", max_dims,
                      " dimensions, got ", own, "; reshape them in forward()");
       all[0] = own.rank();
@@ -94,9 +97,10 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     for (const auto& [name, measure] : o.metrics)
       values.push_back(measure(out.at(0), targets.at(0)).to(f32).reshape({1}));
     if (keeps_outputs) {
-      values.push_back(out.at(0).to(f32).reshape({out.at(0).numel()}));
-      if (const int64_t rest = of_batch - out.at(0).numel(); rest > 0)
-        values.push_back(zeros({rest}, {.device = out.at(0).device()}));
+      const Variable own = kept(out, targets);
+      values.push_back(own.to(f32).reshape({own.numel()}));
+      if (const int64_t rest = of_batch - own.numel(); rest > 0)
+        values.push_back(zeros({rest}, {.device = own.device()}));
     }
     return cat(values, 0);
   };
@@ -143,16 +147,16 @@ void Trainer::Impl::keep_best() {
   if (writes() && before != now && before.starts_with(path("best/"))) std::filesystem::remove_all(before);
 }
 
-/// Evaluates, and adds the results to `line`, the step's line in the log. Returns true if training should end.
-bool Trainer::Impl::look(Json& line) {
+/// Evaluates, adds the results to the step's line in the log, and keeps the best checkpoint.
+void Trainer::Impl::look() {
   const double start = steady_seconds();
   last = evaluate(o.max_eval_batches);
   last_eval_step = step;
-  for (const auto& [name, value] : last) line[name] = value;
+  for (const auto& [name, value] : last) run.line[name] = value;
   if (state)
     state->evaluated(last, steady_seconds() - start, o.evaluate->size(),
                      (o.evaluate->size() + o.evaluate_batch - 1) / o.evaluate_batch);
-  if (o.best.empty()) return false;
+  if (o.best.empty()) return;
   const bool max_batches = o.best.starts_with('-');
   const std::string name = o.best.substr(max_batches);
   const auto found = std::find_if(last.begin(), last.end(), [&](const auto& one) { return one.first == name; });
@@ -165,15 +169,12 @@ bool Trainer::Impl::look(Json& line) {
   const double now = found->second, before = best.value_or(NAN);
   if ((max_batches ? now > before : now < before) || (std::isnan(before) && !std::isnan(now))) {
     best = now;
-    worse = 0;
     if (has_folder()) {
       engine->save_checkpoint(path("best"), {.tag = state ? str("checkpoint-", step) : ""});
       engine->wait_for_checkpoint();
     }
     if (state) keep_best();
-    return false;
   }
-  return ++worse >= o.patience && o.patience > 0;
 }
 
 }  // namespace lockstep::train

@@ -38,8 +38,9 @@ struct Trainer::Impl {
   void lock_folder();
   void resume();  ///< loads the checkpoint
   void fit();     ///< trains, evaluates, saves
-  /// Evaluates; returns true if training should end.
-  bool look(Json& line);
+  /// Calls the callbacks of an event, then agrees with all ranks on what they ask for, and on signals. Collective.
+  void call(Callback::Function Callback::*event);
+  void look();                                   ///< evaluates, and keeps the best checkpoint
   void save();                                   ///< writes a checkpoint
   void write_bits(double loss);                  ///< writes a line of --trace-bits
   pipeline::Sample sample(const Example& full);  ///< this rank's part of a sample, on its device
@@ -87,12 +88,12 @@ struct Trainer::Impl {
   std::optional<checkpoints::FolderLock> lock;  // lock on the run's folder; rank 0 only
   OutputFile metrics, bits;
   std::optional<double> best;
-  int64_t worse = 0;                                 // evaluations since the one that gave `best`
   std::vector<std::pair<std::string, double>> last;  // results of the last evaluation
   int64_t last_eval_step = -1;                       // step of the last evaluation
   double smoothed_loss = NAN;
   std::optional<TrainerState> state;
-  Json result = Json::Object();
+  RunState run;
+  int signal = 0;  // the signal that ends the training, the same on all ranks
 };
 
 }  // namespace lockstep::train

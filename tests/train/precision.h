@@ -53,7 +53,7 @@ struct PrecisionRun {
   nn::State model;
 };
 inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::TrainOptions& o,
-                                    const std::function<void(train::Trainer&, const train::StepInfo&)>& look = {}) {
+                                    const std::function<void(train::Trainer&, const train::RunState&)>& look = {}) {
   PrecisionRun found;
   const HeldOutput out;
   train::start(o, "", [&](train::TrainJob& job) {
@@ -69,10 +69,10 @@ inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::
       return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(20, steps, 0.1));
     };
     t.config = data::Json::Object{{"gradient_clipping", 1}};
-    t.on_step = [&](const train::StepInfo& info, data::Json&) {
-      if (job.team().leads()) found.losses.push_back(info.loss);
-      if (look) look(*trainer, info);
-    };
+    t.callbacks = {{.on_step_end = [&](train::RunState& at) {
+      if (job.team().leads()) found.losses.push_back(at.loss);
+      if (look) look(*trainer, at);
+    }}};
     trainer.emplace(job, model, t);
     trainer->fit();
     const nn::State full = trainer->full_model();

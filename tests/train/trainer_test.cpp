@@ -1,6 +1,7 @@
 // The Trainer: from options to a configuration, interrupted and resumed runs, evaluation, rejected options.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 
@@ -218,28 +219,23 @@ TEST_CASE("trainer: file, --set and options become one configuration") {
                  "--precision f16 contradicts the configuration, where bf16.enabled is true"));
 }
 
-TEST_CASE("trainer: best checkpoints, patience, callbacks") {
+TEST_CASE("trainer: best checkpoints, notes, schedules") {
   const TempDir out;
   train::TrainOptions o = options();
   o.out = out.str();
   o.epochs = 50;
-  int64_t observed = 0, planned = 0, started = 0;
+  int64_t planned = 0;
   const Found found = run(o, [&](train::TrainerOptions& t) {
     t.best = "-val_accuracy";
-    t.patience = 3;
     t.notes["words"] = 3;
     t.schedule = [&](optim::Optimizer& optimizer, int64_t steps) {
       return planned = steps, std::make_unique<optim::LambdaLR>(optimizer, [](int64_t) { return 1.; });
     };
-    t.on_start = [&] { ++started; };
-    t.on_step = [&](const train::StepInfo& info, data::Json& line) {
-      observed = info.step, line["twice"] = 2 * info.step;
-    };
+    t.callbacks = {{.on_step_end = [](train::RunState& at) { at.line["twice"] = 2 * at.step; }},
+                   {.on_evaluate = [](train::RunState& at) { at.control.stop = at.epoch == 5; }}};
   });
-  CHECK(found.steps < 200);
-  CHECK(found.steps == observed);
+  CHECK(found.steps == 20);
   CHECK(planned == 200);
-  CHECK(started == 1);
   CHECK(data::read_json(out / "config.json").at("words").as_int() == 3);
   CHECK(std::filesystem::exists(out / "best/latest"));
   int64_t lines = 0;
@@ -248,6 +244,95 @@ TEST_CASE("trainer: best checkpoints, patience, callbacks") {
   Classifier net;
   train::load_model(net, o.out);
   CHECK(values_of(net.state()) == found.model);
+}
+
+TEST_CASE("trainer: callbacks see each event, and one rank's request is followed by all") {
+  for (const Row& row : std::vector<Row>{{}, {"dp2", 2, 2}, {"pp2", 2}}) {
+    INFO(row.plan);
+    const TempDir out;
+    train::TrainOptions o = options(row);  // two epochs of four steps
+    o.out = out.str();
+    std::vector<std::string> events(2);
+    std::vector<int64_t> loaded(2);
+    std::atomic<size_t> ranks = 0;
+    const auto change = [&](train::TrainerOptions& t) {
+      const size_t rank = ranks++;
+      const auto note = [&events, rank](char event) {
+        return [&events, rank, event](auto&) { events[rank] += event; };
+      };
+      t.callbacks = {{.on_train_begin = note('('),
+                      .on_epoch_begin = note('['),
+                      .on_epoch_end = note(']'),
+                      .on_step_end = note('s'),
+                      .on_evaluate = note('e'),
+                      .on_save = note('c'),
+                      .on_train_end = note(')'),
+                      .name = "events",
+                      .state = [&events, rank] { return data::Json(int64_t(events[rank].size())); },
+                      .load_state = [&loaded, rank](const data::Json& saved) { loaded[rank] = saved.as_int(); }}};
+      if (rank > 0 || row.ranks == 0)
+        t.callbacks.push_back({.on_step_end = [](train::RunState& at) {
+          CHECK(at.epoch == (at.step - 1) / 4 + 1);
+          CHECK(at.line.at("loss").as_number() == at.loss);
+          at.control.evaluate |= at.step == 2;
+          at.control.save |= at.step == 3;
+          at.control.stop = at.step == 6;
+        }});
+    };
+    CHECK(run(o, change).steps == 6);
+    const std::string until_stop =
+        "([s"
+        "se"
+        "sc"
+        "s]ec"
+        "[s"
+        "s"
+        "c)";
+    for (size_t rank = 0; rank < ranks; ++rank) CHECK(events[rank] == until_stop);
+    o.resume = true;
+    ranks = 0, events = {"", ""};
+    CHECK(run(o, change).steps == 8);
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      CHECK(events[rank] == "([ss]ec)");
+      CHECK(loaded[rank] == int64_t(until_stop.size()) - 2);  // the checkpoint was written before its `c`
+    }
+  }
+  const train::Callback stops{.on_train_begin = [](train::RunState& at) { at.control.stop = true; }};
+  CHECK(run(options(), [&](train::TrainerOptions& t) { t.callbacks = {stops}; }).steps == 0);
+  const train::Callback evaluates{.on_step_end = [](train::RunState& at) { at.control.evaluate = true; }};
+  CHECK_ERROR(run(options(), [&](train::TrainerOptions& t) { t.evaluate = nullptr, t.callbacks = {evaluates}; }),
+              "[Trainer] a callback set control.evaluate: expected data to evaluate, got none");
+}
+
+TEST_CASE("trainer: predictions keep what preprocess_logits_for_metrics returns") {
+  for (const Row& row : std::vector<Row>{{}, {"dp2", 2, 2}, {"pp2", 2}}) {
+    INFO(row.plan);
+    const Found found = run(options(row), [](train::TrainerOptions& t) {
+      t.preprocess_logits_for_metrics = [](const Variable& scores, const Tensor&) { return argmax(scores, 1); };
+      t.compute_metrics = [](const train::Predictions& p) {
+        CHECK(p.predictions.shape() == p.label_ids.shape());
+        const double right = sum(eq(p.predictions.to(i64), p.label_ids).to(f32)).item();
+        return std::vector<std::pair<std::string, double>>{{"right", right / 30}};
+      };
+    });
+    REQUIRE(found.values.size() == 3);
+    CHECK(found.values[2].first == "val_right");
+    CHECK(found.values[2].second == doctest::Approx(found.values[1].second).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("trainer: says how many samples an epoch leaves out") {
+  const auto more = [](train::TrainerOptions& t) { t.data = samples(70, 7); };
+  train::TrainOptions o = options();
+  {
+    const HeldOutput said(std::cerr);
+    CHECK(run(o, more).steps == 8);
+    CHECK(contains(said.text(), "note: each epoch leaves out 6 of 70 samples, as a step takes 16; "));
+  }
+  o.set = {"dataloader_drop_last=false"};
+  const HeldOutput said(std::cerr);
+  CHECK(run(o, more).steps == 10);
+  CHECK(!contains(said.text(), "leaves out"));
 }
 
 TEST_CASE("trainer: an average of the parameters has the same bits under any plan, and goes on") {

@@ -39,7 +39,7 @@ std::vector<DryKernel> kernels_as_typed() {
                            {.batches = [&](int64_t step, int64_t micro,
                                            int64_t n) { return batches.sample(step, micro, n, gpt2().context); },
                             .config = data::Json::Object{{"gradient_clipping", 1}},
-                            .on_step = [&](const train::StepInfo&, data::Json&) { last = dry.take(); }});
+                            .callbacks = {{.on_step_end = [&](train::RunState&) { last = dry.take(); }}}});
     trainer.fit();
   });
   return last;

@@ -37,7 +37,7 @@ TEST_CASE("precision: a step in bf16 has at most ten casts") {
       o.device = "cuda", o.no_graph = true, o.json = false;
       const bool by_default = o.precision == "auto", is_bf16 = by_default || o.precision == "bf16";
       int64_t casts = 0;
-      const PrecisionRun run = train_precisely(sizes, o, [&](train::Trainer& trainer, const train::StepInfo&) {
+      const PrecisionRun run = train_precisely(sizes, o, [&](train::Trainer& trainer, const train::RunState&) {
         CHECK(trainer.engine().module().parameters()[0].dtype() == (is_bf16 ? bf16 : f32));
         casts = casts_of(dry.take());
       });

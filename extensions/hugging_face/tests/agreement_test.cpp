@@ -167,7 +167,7 @@ TEST_CASE("evaluation is by tokens, however these lie in batches and ranks") {
   }
 }
 
-TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
+TEST_CASE("a rank's own metric does not decide: the best, when to stop, plateau") {
   const TempDir out;
   TrainingArguments args{.output_dir = out.str(),
                          .per_device_train_batch_size = 4,
@@ -184,7 +184,11 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
     nn::Linear net({.in = 2, .out = 1});
     train::TrainerOptions t = args.trainer_options();
     t.loss = squares, t.data = pairs(16, 5), t.evaluate = pairs(8, 6);
-    t.patience = 2;
+    t.callbacks = {{.on_evaluate = [best = double(NAN), worse = 0](train::RunState& run) mutable {
+      const double now = run.metrics.at(1).second;
+      if (!(now <= best)) best = now, worse = 0;
+      else if (++worse == 2) run.control.stop = true;
+    }}};
     const int rank = job.team().rank();
     t.compute_metrics = [rank, n = std::make_shared<int>(0)](const train::Predictions&) {
       const int at = (*n)++;
@@ -196,7 +200,7 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
     trainer.fit();
     steps[size_t(rank)] = trainer.step();
   });
-  CHECK(steps == std::vector<int64_t>{10, 10});  // 5 epochs of 2 steps: the third is the best, patience is 2
+  CHECK(steps == std::vector<int64_t>{10, 10});  // 5 epochs of 2 steps: the third is the best, two worse ones follow
   const data::Json state = data::read_json(out / "trainer_state.json");
   CHECK(state.at("best_metric").as_number() == 4);  // not NaN, which came first
   CHECK(state.at("best_global_step").as_int() == 6);

@@ -50,9 +50,9 @@ Trained train_with(const TrainingArguments& args, int ranks = 1, bool evaluates 
     train::TrainerOptions o = args.trainer_options();
     o.loss = [](const Variable& out, const Tensor& target) { return cross_entropy(out, target); };
     o.data = data::share(data::TensorDataset(x, y));
-    o.on_step = [&](const train::StepInfo& info, data::Json&) {
-      if (job.team().leads()) found.rates.push_back(info.lr);
-    };
+    o.callbacks = {{.on_step_end = [&](train::RunState& at) {
+      if (job.team().leads()) found.rates.push_back(at.lr);
+    }}};
     const data::TensorDataset test(x.narrow(0, 0, 21).contiguous(), y.narrow(0, 0, 21).contiguous());
     if (evaluates) {
       o.evaluate = data::share(test);

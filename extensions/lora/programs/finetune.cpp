@@ -110,13 +110,16 @@ void finetune(const FinetuneOptions& o, TrainJob& job) {
   TrainerOptions t = o.args.trainer_options();
   t.data = texts.learn, t.evaluate = texts.test;
   t.facts = facts_of(*model, tokenizer, "", start);
-  t.on_start = [&] {
+  t.summary = false;
+  Callback& callback = t.callbacks.emplace_back();
+  callback.on_train_begin = [&](RunState&) {
     if (job.talks())
       fmt::print("{} blocks to learn{}\n", texts.learn->size(),
                  texts.test ? fmt::format(", {} for validation", texts.test->size()) : "");
     if (job.team().leads() && !o.args.output_dir.empty()) prepare_output("--output_dir", o.args.output_dir);
   };
-  t.on_end = [&](Json& result) {
+  callback.on_train_end = [&](RunState& run) {
+    Json& result = run.line;
     if (const Json* loss = result.find("eval_loss")) result["perplexity"] = std::exp(loss->as_number());
     const nn::State state = trainer->full_model();
     if (!job.team().leads()) return;
