@@ -15,7 +15,7 @@ namespace lockstep {
 
 using data::Json;
 
-std::string status_path(const std::string& folder, int rank) { return str(folder, "/.run/rank-", rank, ".json"); }
+std::string status_path(const std::string& folder, int rank) { return str(folder, "/.run/status-", rank, ".json"); }
 
 bool write_status(const std::string& folder, const RankStatus& s) {
   namespace fs = std::filesystem;

@@ -24,7 +24,7 @@ struct RankStatus {
   bool ended = false;            ///< true: the run has ended
 };
 
-/// FOLDER/.run/rank-N.json.
+/// FOLDER/.run/status-N.json.
 std::string status_path(const std::string& folder, int rank);
 /// Replaces a rank's file. Returns false if that fails, or if the run's folder does not exist on this host.
 bool write_status(const std::string& folder, const RankStatus& status);

@@ -157,7 +157,7 @@ void SummaryWriter::add_scalar(const std::string& tag, double value, int64_t ste
   add_value(field(1, tag) + field(2, float(value)), {step, walltime});
 }
 
-void SummaryWriter::add_scalars(const std::string& main_tag, const NamedValues& values, int64_t step,
+void SummaryWriter::add_scalars(const std::string& main_tag, const SummaryValues& values, int64_t step,
                                 std::optional<double> walltime) {
   check_open("add_scalars", main_tag);
   for (const auto& [name, value] : values) {
@@ -195,7 +195,7 @@ void SummaryWriter::add_text(const std::string& tag, const std::string& text, in
 }
 
 void SummaryWriter::add_hparams(const std::vector<std::pair<std::string, HparamValue>>& hparams,
-                                const NamedValues& metrics, const std::string& run_name, int64_t step) {
+                                const SummaryValues& metrics, const std::string& run_name, int64_t step) {
   std::string experiment, start;
   for (const auto& [name, value] : hparams) {
     check_open("add_hparams", name);

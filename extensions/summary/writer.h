@@ -29,7 +29,7 @@ struct SummaryWriterOptions {
 };
 
 /// Values by name, in order.
-using NamedValues = std::vector<std::pair<std::string, double>>;
+using SummaryValues = std::vector<std::pair<std::string, double>>;
 /// The value of a hyperparameter.
 using HparamValue = std::variant<bool, int64_t, double, std::string>;
 
@@ -47,7 +47,7 @@ class SummaryWriter {
   /// Adds a point to the curve `tag`. TensorBoard keeps it as f32.
   void add_scalar(const std::string& tag, double value, int64_t step = 0, std::optional<double> walltime = {});
   /// Adds a point to several curves that TensorBoard draws in one chart. Each has a folder LOG_DIR/<main_tag>_<name>.
-  void add_scalars(const std::string& main_tag, const NamedValues& values, int64_t step = 0,
+  void add_scalars(const std::string& main_tag, const SummaryValues& values, int64_t step = 0,
                    std::optional<double> walltime = {});
   /// Adds the histogram of a tensor's values (histogram.h). Error if the tensor has no finite value.
   void add_histogram(const std::string& tag, const Tensor& values, int64_t step = 0,
@@ -60,7 +60,7 @@ class SummaryWriter {
   void add_text(const std::string& tag, const std::string& text, int64_t step = 0, std::optional<double> walltime = {});
   /// Adds a row to TensorBoard's table of hyperparameters: settings of a run and the metrics that it reached. The row
   /// is a run of its own, in LOG_DIR/<run_name>. run_name "": the time.
-  void add_hparams(const std::vector<std::pair<std::string, HparamValue>>& hparams, const NamedValues& metrics,
+  void add_hparams(const std::vector<std::pair<std::string, HparamValue>>& hparams, const SummaryValues& metrics,
                    const std::string& run_name = "", int64_t step = 0);
   /// Waits until the disk has all events (fsync), so that they survive a power cut.
   void flush();

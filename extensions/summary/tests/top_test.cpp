@@ -62,7 +62,7 @@ TEST_CASE("top: a rank's state is written whole, and read back") {
   RankStatus status = run.status(1);
   status.ended = true;
   CHECK(write_status(run.str(), status));
-  CHECK(run.list(".run") == "rank-1.json");
+  CHECK(run.list(".run") == "status-1.json");
   const auto back = read_status(run.str(), 1);
   REQUIRE(back);
   CHECK((back->rank == 1 && back->ranks == 2 && back->host == "node" && back->pid == 8 && back->step == 2));
@@ -70,7 +70,7 @@ TEST_CASE("top: a rank's state is written whole, and read back") {
   CHECK((back->units == 640 && back->memory == 1 << 20 && back->peak == 3 << 20 && back->in_collectives == 0.5));
   CHECK(back->ended);
   CHECK_FALSE(read_status(run.str(), 0));
-  run.write(".run/rank-0.json", "{\"rank\": 0");
+  run.write(".run/status-0.json", "{\"rank\": 0");
   CHECK_FALSE(read_status(run.str(), 0));
   CHECK_FALSE(write_status(run / "none", status));
   CHECK_FALSE(std::filesystem::exists(run / "none"));
