@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/json.h"
 #include "dist/process_group.h"
 #include "nn/module.h"
 #include "parallel/step.h"
@@ -29,6 +30,16 @@ struct StepValues {
   double milliseconds = 0;  ///< duration of the update
 };
 
+/// A step of a Trainer, after its evaluation.
+struct LoggedStep {
+  const data::Json& line;                 ///< its line of metrics.jsonl; with `ended`: the results that are printed
+  const std::string &folder, &evaluated;  ///< the run's folder, or ""; prefix of evaluated metrics, such as "val"
+  const std::string& unit;                ///< unit of the speed, such as "tokens"
+  double units = 0;                       ///< units in a step
+  int64_t step = 0, steps = 0;            ///< steps done, and steps of the run
+  bool ended = false;                     ///< true: the run's last call
+};
+
 /// Takes part in the steps of an engine, and has state in checkpoints.
 class Participant {
  public:
@@ -48,6 +59,8 @@ class Participant {
   virtual void after_step([[maybe_unused]] const std::function<void(const Tensor&)>& maximum) {}
   /// Called at the end of each step. Returns text to print, or "".
   virtual std::string report([[maybe_unused]] const StepValues& step) { return ""; }
+  /// Called by a Trainer on all ranks after each step, and at the end of the run.
+  virtual void logged([[maybe_unused]] const LoggedStep& step) {}
   /// The reason why the coming step must not run as a graph, or "". ever: asks for a reason that holds for all steps.
   virtual std::string against_graphs([[maybe_unused]] bool ever) const { return ""; }
 

@@ -33,6 +33,9 @@ Progress::Progress(int64_t first_step, int64_t last_step, std::string unit, doub
 Progress::~Progress() { clear(); }
 
 double Progress::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+std::string Progress::left() const {
+  return clock_text(step_ > first_ ? seconds() / double(step_ - first_) * double(last_ - step_) : 0);
+}
 double Progress::rate() const { return double(step_ - first_) * per_step_ / std::max(seconds(), 1e-9); }
 
 void Progress::show(int64_t step, const std::string& text) {
@@ -44,9 +47,7 @@ void Progress::show(int64_t step, const std::string& text) {
   const int filled = last_ > 0 ? int(kWidth * step / last_) : kWidth;
   std::string bar;
   for (int i = 0; i < kWidth; ++i) bar += i < filled ? "━" : "┄";
-  const double left = step > first_ ? seconds() / double(step - first_) * double(last_ - step) : 0;
-  fmt::print(stderr, "\r\033[K{} {}/{}  {}  {:.0f} {}/s  {} left", bar, step, last_, text, rate(), unit_,
-             clock_text(left));
+  fmt::print(stderr, "\r\033[K{} {}/{}  {}  {:.0f} {}/s  {} left", bar, step, last_, text, rate(), unit_, left());
   std::fflush(stderr);
 }
 

@@ -19,6 +19,7 @@ class Progress {
   double seconds() const;  ///< seconds since the start
   /// Speed since the start, in units (tokens, samples) per second.
   double rate() const;
+  std::string left() const;  ///< the time that the remaining steps will take, "1:02:10"
 
  private:
   using Clock = std::chrono::steady_clock;

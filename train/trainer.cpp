@@ -247,6 +247,10 @@ void Trainer::Impl::fit() {
   const double of_step = double(samples) * o.per_sample;
   const int64_t batch = engine->train_micro_batch_size_per_gpu();
   Progress progress(first, steps, o.unit, of_step, !job.team().leads());
+  const auto tell = [&](const Json& line, bool ended) {
+    for (engine::Participant* const one : engine->participants())
+      one->logged({line, options.out, o.evaluated, o.unit, of_step, step, steps, ended});
+  };
   double evaluation_seconds = 0;
   bool saved = first > 0;
   if (const int64_t rest = o.data && steps >= steps_of_epoch ? o.data->size() - steps_of_epoch * samples : 0;
@@ -294,7 +298,7 @@ void Trainer::Impl::fit() {
       if (job.talks()) {
         std::string text = fmt::format("step {:6}  loss {:.4f}", step, smoothed_loss);
         for (const auto& [name, value] : last) text += fmt::format("  {} {:.4f}", name, value);
-        fmt::print("{}  {:.0f} {}/s\n", text, progress.rate(), o.unit);
+        fmt::print("{}  {:.0f} {}/s  {} left\n", text, progress.rate(), o.unit, progress.left());
         std::fflush(stdout);
       }
       call(&Callback::on_evaluate);
@@ -304,6 +308,7 @@ void Trainer::Impl::fit() {
     if (metrics.is_open()) {
       LOCKSTEP_CHECK(metrics.add(line.dump() + "\n"), path("metrics.jsonl"), ": writing failed; free some disk space");
     }
+    tell(line, false);
     const bool asked = std::exchange(run.control.save, false);
     if ((due(save_every) || asked) && step < steps) save(), saved = true;
   }
@@ -342,6 +347,7 @@ void Trainer::Impl::fit() {
     for (const auto& [name, value] : exchange->totals()) result[name] = value;
   for (const auto& [key, value] : experts->last().as_object()) result[key] = value;
   call(&Callback::on_train_end);
+  tell(result, true);
   if (job.team().leads()) print_result(result, options.json);
 }
 

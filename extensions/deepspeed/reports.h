@@ -57,10 +57,15 @@ class Monitor {
 };
 
 /// The monitors that the config enables. Error when a folder cannot be created.
-///   tensorboard    OUTPUT_PATH/JOB_NAME/events.out.tfevents.<time>.<host>.<process>
+///   tensorboard    OUTPUT_PATH/JOB_NAME/events.out.tfevents.*, by a SummaryWriter (extensions/summary)
 ///   csv_monitor    OUTPUT_PATH/JOB_NAME/Train_Samples_lr.csv and so on: a line per event; a resumed run appends
 std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
                                                     const std::function<void(const std::string&)>& warn);
+
+/// The monitor of an engine, as DeepSpeed's engine.monitor: write() appends points of your own to the files of all
+/// monitors that the configuration enables. Only rank 0 writes; on other ranks write() has no effect. It lives as long
+/// as the engine. Error if the configuration enables none.
+Monitor& monitor(const EngineBase& engine);
 
 /// The comms_logger of DeepSpeed: counts calls, bytes and time of each collective, and computes bandwidths.
 ///   algbw = bytes of the whole tensor / time

@@ -39,7 +39,7 @@ class Profiling : public Participant {
 };
 
 /// Rank 0 writes the values of each step to the monitors that the file names: TensorBoard, CSV and so on.
-class Curves : public Participant {
+class Curves : public Participant, public Monitor {
  public:
   Curves(const Config& config, const Trained& trained) : config_(config), trained_(trained) {}
   void ready() override {
@@ -48,8 +48,11 @@ class Curves : public Participant {
   std::string report(const StepValues& step) override {
     std::vector<MonitorEvent> events;
     for (const auto& [name, value] : step.values) events.push_back({"Train/Samples/" + name, value, step.samples});
-    for (const auto& monitor : monitors_) monitor->write(events);
+    write(events);
     return "";
+  }
+  void write(const std::vector<MonitorEvent>& events) override {
+    for (const auto& monitor : monitors_) monitor->write(events);
   }
 
  private:
@@ -128,6 +131,13 @@ std::vector<Key> other_keys() {
 }
 
 }  // namespace
+
+Monitor& monitor(const EngineBase& engine) {
+  for (Participant* one : engine.participants())
+    if (auto* const curves = dynamic_cast<Curves*>(one)) return *curves;
+  fail(str("[monitor] expected tensorboard.enabled or csv_monitor.enabled in ", engine.config().origin,
+           ", got a config without; set one of them to true"));
+}
 
 std::string comms_summary(const EngineBase& engine, bool show_straggler) {
   for (Participant* one : engine.participants())

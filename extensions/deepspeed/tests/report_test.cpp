@@ -163,6 +163,24 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
   CHECK_ERROR(csv_monitor(folder.write("file", "x"), "below", {}), "cannot make this folder");
 }
 
+TEST_CASE("engine: monitor() adds points of one's own, at rank 0") {
+  const TempDir folder;
+  on_ranks(2, [&](int rank) {
+    Config c = with_optimizer(config_of(0, 1), "SGD");
+    c.section<engine::TensorBoardConfig>() = {{.enabled = true, .output_path = folder.str(), .job_name = "tb"}};
+    c.section<engine::CsvMonitorConfig>() = {{.enabled = true, .output_path = folder.str(), .job_name = "csv"}};
+    NetTrainer t(c);
+    monitor(t.e).write({{"Eval/accuracy", rank == 0 ? 0.5 : 0.25, 64}});
+  });
+  CHECK(folder.read("csv/Eval_accuracy.csv") == "step,accuracy\n64,0.5\n");
+  const auto records = read_events(folder.read(std::filesystem::directory_iterator(folder / "tb")->path()));
+  REQUIRE(records.size() == 2);
+  CHECK((records[1].tag == "Eval/accuracy" && records[1].value == 0.5f && records[1].step == 64));
+  on_ranks(1, [&](int) {
+    CHECK_ERROR(monitor(NetTrainer(with_optimizer(config_of(0, 1), "SGD")).e), "expected tensorboard.enabled or");
+  });
+}
+
 TEST_CASE("engine: a full disk ends the curves, not the run") {
   const TempDir folder;
   constexpr rlim_t limit = 1 << 20;  // the largest size of a file; the curve of lr has it, so writing to it fails
