@@ -93,6 +93,7 @@ Trainer::Impl::Impl(TrainJob& job_, std::shared_ptr<nn::Module> model_, TrainerO
     derived.max_steps = steps, derived.steps_of_epoch = steps_of_epoch, derived.samples_of_step = double(of_step);
     if (eval_every == 1) eval_every = derived.to_steps(derived.eval_steps);
     if (save_every == 1) save_every = derived.to_steps(derived.save_steps);
+    if (!job.team().leads()) derived.on_log = {};
     state.emplace(derived);
   }
   make_engine(std::move(config));  // the engine's schedule needs `steps`
@@ -190,6 +191,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
     if (o.schedule && config.scheduler.type.empty()) args.lr_scheduler = schedule;
   }
   if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;
+  if (o.data && o.order) args.order = o.order(*o.data, *engine::resolve(config, plan.dp).train_batch_size);
   LOCKSTEP_CHECK(plan.cp == 1 || !o.data, "[Trainer] expected batches with a plan of cp", plan.cp,
                  ", which cuts sequences: data yields whole samples; give .batches, cut by sequence::slice()");
   config.pipeline.stages = plan.pp;

@@ -43,6 +43,7 @@ struct TrainerStateOptions {
   double num_train_epochs = 0;
   int64_t max_steps = 0, steps_of_epoch = 0;
   double samples_of_step = 0;
+  std::function<void(int64_t step, const data::Json& entry)> on_log = {};  ///< rank 0 calls it for each log entry
   /// Returns `given` as a number of steps. A `given` below 1 is a fraction of max_steps.
   int64_t to_steps(double given) const;
 };
@@ -51,6 +52,8 @@ struct TrainerStateOptions {
 struct TrainerOptions {
   Measure loss = {};                               ///< mean over the samples; default: the loss in the model's layers()
   data::DatasetPtr<data::Example> data = nullptr;  ///< the training data; the seed determines the order of each epoch
+  /// Returns the order of epochs of `data`, of which each step takes `of_step` samples. Default: shuffled.
+  std::function<data::Sampler(const data::Dataset<data::Example>& data, int64_t of_step)> order = {};
   /// Instead of `data`: endless micro-batches. Needs --steps.
   std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches = {};
   data::DatasetPtr<data::Example> evaluate = nullptr;  ///< evaluation data
@@ -85,7 +88,9 @@ struct TrainerOptions {
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerStateOptions> state = {};
   std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
+  bool overwrite = false;        ///< true: without --resume, replace a run that the folder already holds
   int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
+  double least_improvement = 0;  ///< for `patience`: an improvement of `best` by this much or less counts as none
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};
   int64_t max_eval_batches = 0;  ///< batches per evaluation during training; 0: all
@@ -94,6 +99,8 @@ struct TrainerOptions {
   /// is not printed.
   std::function<void()> on_start = {};
   std::function<void(const StepInfo&, data::Json& line)> on_step = {};  ///< may add to the line of metrics.jsonl
+  /// Called on every rank after each evaluation during training, with its metrics.
+  std::function<void(const std::vector<std::pair<std::string, double>>& metrics, engine::EngineBase&)> on_evaluate = {};
   /// Called on every rank after training and saving. May add to `result`, which is printed as the last line.
   std::function<void(data::Json& result)> on_end = {};
 };

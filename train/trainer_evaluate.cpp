@@ -152,6 +152,7 @@ bool Trainer::Impl::look(Json& line) {
   if (state)
     state->evaluated(last, steady_seconds() - start, o.evaluate->size(),
                      (o.evaluate->size() + o.evaluate_batch - 1) / o.evaluate_batch);
+  if (o.on_evaluate) o.on_evaluate(last, *engine);
   if (o.best.empty()) return false;
   const bool max_batches = o.best.starts_with('-');
   const std::string name = o.best.substr(max_batches);
@@ -163,17 +164,17 @@ bool Trainer::Impl::look(Json& line) {
   }
   // Any number is better than NaN, and NaN is never better.
   const double now = found->second, before = best.value_or(NAN);
-  if ((max_batches ? now > before : now < before) || (std::isnan(before) && !std::isnan(now))) {
+  const bool better = (max_batches ? now > before : now < before) || (std::isnan(before) && !std::isnan(now));
+  if (better) {
     best = now;
-    worse = 0;
     if (has_folder()) {
       engine->save_checkpoint(path("best"), {.tag = state ? str("checkpoint-", step) : ""});
       engine->wait_for_checkpoint();
     }
     if (state) keep_best();
-    return false;
   }
-  return ++worse >= o.patience && o.patience > 0;
+  worse = better && !(std::abs(now - before) <= o.least_improvement) ? 0 : worse + 1;
+  return o.patience > 0 && worse >= o.patience;
 }
 
 }  // namespace lockstep::train

@@ -14,19 +14,20 @@ int64_t TrainerStateOptions::to_steps(double given) const {
 
 double TrainerState::epoch() const { return o_.steps_of_epoch > 0 ? double(step_) / double(o_.steps_of_epoch) : 0; }
 
-/// A log entry, with sorted keys as Hugging Face writes it.
-Json TrainerState::entry(Json::Object values) const {
+/// Adds a log entry, with sorted keys as Hugging Face writes it.
+void TrainerState::add_entry(Json::Object values) {
   values.emplace_back("epoch", epoch());
   values.emplace_back("step", step_);
   std::sort(values.begin(), values.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  return values;
+  log_.push_back(std::move(values));
+  if (o_.on_log) o_.on_log(step_, log_.back());
 }
 
 void TrainerState::step(int64_t step, double loss, double lr, double grad_norm) {
   step_ = step;
   sum_ += loss;
   if (step % o_.to_steps(o_.logging_steps) != 0) return;
-  log_.push_back(entry({{"loss", sum_ / double(step - logged_)}, {"learning_rate", lr}, {"grad_norm", grad_norm}}));
+  add_entry({{"loss", sum_ / double(step - logged_)}, {"learning_rate", lr}, {"grad_norm", grad_norm}});
   total_ += sum_;
   sum_ = 0;
   logged_ = step;
@@ -38,7 +39,7 @@ void TrainerState::evaluated(const Values& values, double seconds, int64_t sampl
   all.emplace_back("eval_runtime", seconds);
   all.emplace_back("eval_samples_per_second", double(samples) / time);
   all.emplace_back("eval_steps_per_second", double(batches) / time);
-  log_.push_back(entry(std::move(all)));
+  add_entry(std::move(all));
 }
 
 void TrainerState::best(double metric, const std::string& folder) {
@@ -49,11 +50,11 @@ void TrainerState::best(double metric, const std::string& folder) {
 
 void TrainerState::end(double seconds, int64_t first) {
   const double time = std::max(seconds, 1e-9), steps = double(step_ - first);
-  log_.push_back(entry({{"total_flos", 0.},
-                        {"train_loss", step_ > 0 ? (total_ + sum_) / double(step_) : 0},
-                        {"train_runtime", seconds},
-                        {"train_samples_per_second", steps * o_.samples_of_step / time},
-                        {"train_steps_per_second", steps / time}}));
+  add_entry({{"total_flos", 0.},
+             {"train_loss", step_ > 0 ? (total_ + sum_) / double(step_) : 0},
+             {"train_runtime", seconds},
+             {"train_samples_per_second", steps * o_.samples_of_step / time},
+             {"train_steps_per_second", steps / time}});
 }
 
 Json TrainerState::json(bool to_go_on) const {

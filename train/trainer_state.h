@@ -39,7 +39,7 @@ class TrainerState {
   void load(const data::Json& saved);
 
  private:
-  data::Json entry(data::Json::Object values) const;
+  void add_entry(data::Json::Object values);
   double epoch() const;
 
   Options o_;

@@ -29,7 +29,7 @@ using data::Json;
 
 struct FinetuneOptions {
   TrainingArguments args;
-  std::string model, tokenizer, train_file, validation_file, resume, greater_is_better;
+  std::string model, tokenizer, train_file, validation_file, resume, greater_is_better, schedule, report_to;
   bool do_train = false, do_eval = false;
   int64_t block_size = 0, validation_percent = 5;
   double warmup_ratio = 0;
@@ -136,6 +136,8 @@ void check(FinetuneOptions& o) {
   LOCKSTEP_CHECK(o.warmup_ratio == 0 || a.warmup_steps == 0, "expected --warmup_ratio or --warmup_steps, got both");
   if (o.warmup_ratio > 0) a.warmup_steps = o.warmup_ratio;
   if (!o.greater_is_better.empty()) a.greater_is_better = engine::lower(o.greater_is_better) == "true";
+  if (!o.report_to.empty()) a.report_to = {o.report_to};
+  if (!o.schedule.empty()) a.lr_scheduler_kwargs = data::parse_json(o.schedule, "--lr_scheduler_kwargs");
   const std::string resume = engine::lower(o.resume);
   if (resume == "true") a.resume_from_checkpoint = true;
   else if (!o.resume.empty() && resume != "false") a.resume_from_checkpoint = o.resume;
@@ -167,15 +169,22 @@ void add_command(CLI::App& app) {
   training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples per batch in evaluation", count);
   training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
            count);
-  training("--learning_rate", a.learning_rate, "learning rate of AdamW", number(0, 1e6));
-  training("--weight_decay", a.weight_decay, "weight decay of all parameters", number(0, 1e6));
+  training("--learning_rate", a.learning_rate, "learning rate", number(0, 1e6));
+  training("--weight_decay", a.weight_decay, "weight decay of matrices", number(0, 1e6));
   training("--adam_beta1", a.adam_beta1, "decay of the mean of gradients", number(0, 1));
   training("--adam_beta2", a.adam_beta2, "decay of the mean of their squares", number(0, 1));
   training("--adam_epsilon", a.adam_epsilon, "added to the denominator", number(0, 1));
   training("--max_grad_norm", a.max_grad_norm, "clip gradients to this norm (0: no clipping)", number(0, 1e12));
   training("--num_train_epochs", a.num_train_epochs, "passes over the text", steps);
   training("--max_steps", a.max_steps, "above 0: number of steps, replaces epochs", integer(-1, steps_limit));
-  training("--lr_scheduler_type", a.lr_scheduler_type, "linear, constant, constant_with_warmup, cosine, polynomial");
+  training("--optim", a.optim, "optimizer: adamw_torch, adamw_8bit, adafactor, sgd, adagrad, rmsprop, lion_32bit ...");
+  training("--lr_scheduler_type", a.lr_scheduler_type,
+           "linear, constant, constant_with_warmup, cosine, cosine_with_restarts, cosine_with_min_lr, polynomial, "
+           "inverse_sqrt, warmup_stable_decay, reduce_lr_on_plateau");
+  training("--lr_scheduler_kwargs", o->schedule, "its options as JSON: {\"num_cycles\": 2}");
+  training("--label_smoothing_factor", a.label_smoothing_factor, "part of the target that all tokens share",
+           number(0, 1));
+  training("--gradient_checkpointing", a.gradient_checkpointing, "recompute blocks in backward, to save memory");
   training("--warmup_steps", a.warmup_steps, "steps up to --learning_rate; below 1: a part of all", number(0, 1e12));
   training("--warmup_ratio", o->warmup_ratio, "warm-up as a fraction of all steps", number(0, 1));
   training("--dataloader_drop_last", a.dataloader_drop_last, "drop the last incomplete micro-batch");
@@ -185,6 +194,13 @@ void add_command(CLI::App& app) {
   training("--deepspeed", a.deepspeed,
            "DeepSpeed's configuration, which must agree with these options or say \"auto\"");
   folder("--output_dir", a.output_dir, "folder for checkpoints, trainer_state.json and the trained model");
+  folder("--overwrite_output_dir", a.overwrite_output_dir, "replace a run that --output_dir holds");
+  folder("--report_to", o->report_to, "none, all, tensorboard: where the log goes besides trainer_state.json");
+  folder("--logging_dir", a.logging_dir, "folder for TensorBoard (default: runs in --output_dir)");
+  folder("--early_stopping_patience", a.early_stopping_patience,
+         "stop after this many evaluations without improvement (0: never)", integer(0, steps_limit));
+  folder("--early_stopping_threshold", a.early_stopping_threshold, "an improvement by this much or less counts as none",
+         number(0, 1e12));
   folder("--eval_strategy,--evaluation_strategy", a.eval_strategy, "no, steps, epoch: when to evaluate");
   folder("--eval_steps", a.eval_steps, "steps between evaluations; below 1: a part of all", steps);
   folder("--save_strategy", a.save_strategy, "steps, epoch: when to save");
@@ -222,8 +238,14 @@ void add_command(CLI::App& app) {
 /// For `gpt finetune`, --train-file becomes --train_file, and --fp16 True becomes --fp16=True.
 std::vector<std::string> normalized(const std::vector<std::string>& words) {
   if (words.size() < 2 || words[1] != "finetune") return words;
-  static const std::vector<std::string> flags = {
-      "do_train", "do_eval", "fp16", "bf16", "dataloader_drop_last", "load_best_model_at_end"};
+  static const std::vector<std::string> flags = {"do_train",
+                                                 "do_eval",
+                                                 "fp16",
+                                                 "bf16",
+                                                 "dataloader_drop_last",
+                                                 "load_best_model_at_end",
+                                                 "overwrite_output_dir",
+                                                 "gradient_checkpointing"};
   std::vector<std::string> all(words.begin(), words.begin() + 2);
   for (size_t i = 2; i < words.size(); ++i) {
     std::string word = words[i];
