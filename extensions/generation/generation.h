@@ -8,3 +8,4 @@
 #include "extensions/generation/sampling.h"
 #include "extensions/generation/scoring.h"
 #include "extensions/generation/text_stream.h"
+#include "extensions/generation/text_table.h"

@@ -58,8 +58,8 @@ TEST_CASE("padded: each text has the bits that it has alone, with padding on the
       const auto texts = without_padding(b.tokens, b.mask);
       for (size_t row = 0; row < 4; ++row) {
         const int64_t count = int64_t(texts[row].size()), first = int64_t(std::lround(left * double(8 - count)));
-        const Tensor alone = model(Tensor::from(texts[row], {1, count})).tensor();
-        CHECK(equal(logits.narrow(0, int64_t(row), 1).narrow(1, first, count).contiguous(), alone));
+        const Tensor single = model(Tensor::from(texts[row], {1, count})).tensor();
+        CHECK(equal(logits.narrow(0, int64_t(row), 1).narrow(1, first, count).contiguous(), single));
       }
     }
   }
@@ -122,9 +122,9 @@ TEST_CASE("generation_config.json: its options become defaults") {
   CHECK(use_generation_config(d.str(), beams) == std::vector<std::string>{"typical_p 0.9"});
   CHECK((beams.num_beams == 4 && !beams.do_sample && beams.early_stopping && beams.length_penalty == 2));
   beams.check();
-  Generation drawn{.do_sample = true};
-  use_generation_config(d.str(), drawn, {"do_sample"});
-  CHECK((drawn.num_beams == 1 && drawn.do_sample));
+  Generation sampled{.do_sample = true};
+  use_generation_config(d.str(), sampled, {"do_sample"});
+  CHECK((sampled.num_beams == 1 && sampled.do_sample));
   const std::pair<const char*, const char*> wrong[] = {
       {R"({"top_p": 2})", "generation_config.json: top_p: expected top_p"},
       {R"({"top_k": 1.5})", "top_k"},

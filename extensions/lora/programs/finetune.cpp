@@ -8,11 +8,13 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "apps/gpt_commands.h"
 #include "data/files.h"
 #include "data/text.h"
 #include "engine/config_table.h"
+#include "extensions/generation/text_table.h"
 #include "extensions/hugging_face/arguments.h"
 #include "nn/init.h"
 #include "train/cli.h"
@@ -47,6 +49,17 @@ data::DatasetPtr<data::Example> blocks_of(const data::Tokens& tokens, int64_t bl
       data::TensorDataset(all.narrow(1, 0, block - 1).contiguous(), all.narrow(1, 1, block - 1).contiguous()));
 }
 
+/// The tokens of a table's texts, one text after the other, as run_clm.py joins them.
+data::Tokens tokens_of_table(const std::string& file, const data::Tokenizer& tokenizer) {
+  std::vector<int32_t> all;
+  for (const std::string& text : data::read_text_table(file)) {
+    const std::vector<int32_t> ids = tokenizer.encode(text);
+    all.insert(all.end(), ids.begin(), ids.end());
+  }
+  LOCKSTEP_CHECK(!all.empty(), file, ": expected texts, got only empty ones; give a table with texts");
+  return data::Tokens(Tensor::from(all, {int64_t(all.size())}), "gpt finetune");
+}
+
 struct Texts {
   data::DatasetPtr<data::Example> learn, test;
 };
@@ -57,7 +70,8 @@ Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::
   LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
                  ", the model's context");
   const auto tokens = [&](const std::string& file) {
-    data::Tokens all = load_tokens(file, *tokenizer, folder);
+    data::Tokens all =
+        data::is_text_table(file) ? tokens_of_table(file, *tokenizer) : load_tokens(file, *tokenizer, folder);
     check_rows(all, *tokenizer, sizes.vocab, file);
     return all;
   };
@@ -141,9 +155,6 @@ void check(FinetuneOptions& o) {
   const std::string resume = engine::lower(o.resume);
   if (resume == "true") a.resume_from_checkpoint = true;
   else if (!o.resume.empty() && resume != "false") a.resume_from_checkpoint = o.resume;
-  for (const std::string& file : {o.train_file, o.validation_file})
-    LOCKSTEP_CHECK(!file.ends_with(".json") && !file.ends_with(".jsonl") && !file.ends_with(".csv"), file,
-                   ": expected a plain text; write the texts of this table to a .txt file and pass that");
 }
 
 void add_command(CLI::App& app) {
@@ -155,8 +166,8 @@ void add_command(CLI::App& app) {
   model("--model_name_or_path", o->model, "Hugging Face folder to start from; FOLDER,lora=8 trains adapters only")
       ->required();
   model("--tokenizer_name", o->tokenizer, "folder of a tokenizer (default: the model's)");
-  model("--train_file", o->train_file, "text to learn, or a .tokens file");
-  model("--validation_file", o->validation_file, "text for evaluation, or a .tokens file");
+  model("--train_file", o->train_file, "text to learn, or a .tokens file, or texts in a .jsonl, .json or .csv file");
+  model("--validation_file", o->validation_file, "text for evaluation, or one of these files");
   model("--validation_split_percentage", o->validation_percent,
         "without --validation_file: percentage of --train_file, from its end", integer(1, 99));
   model("--block_size", o->block_size, "tokens of a sample (0: the model's context, at most 1024)",
