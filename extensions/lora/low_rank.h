@@ -44,8 +44,8 @@ struct LoraPart {
   double alpha = 0, scale = 0;  ///< alpha 0: that of the options; LowRank sets scale
 };
 
-/// The adapter of one Linear. Its parts use different rows of one matrix A (sum of the parts' r, in), so a single product
-/// with A computes the input of every B.
+/// The adapter of one Linear. Its parts use different rows of one matrix A (sum of the parts' r, in), so a single
+/// product with A computes the input of every B.
 struct LowRank : Layer<LowRank> {
   /// Makes an adapter for a Linear with weight (out, in). cut: how tensor parallelism shards the Linear (nn/cut.h).
   LowRank(const LoraOptions& options, int64_t in, int64_t out, std::vector<LoraPart> parts, const Cut& cut);
