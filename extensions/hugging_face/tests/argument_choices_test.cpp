@@ -6,11 +6,10 @@
 #include <filesystem>
 #include <memory>
 #include <numeric>
-#include <optional>
-#include <span>
 
 #include "data/files.h"
 #include "extensions/hugging_face/arguments.h"
+#include "extensions/hugging_face/padding.h"
 #include "extensions/hugging_face/tests/train_with.h"
 #include "nn/container.h"
 #include "nn/init.h"
@@ -269,19 +268,8 @@ TEST_CASE("argument choices: a run by groups of lengths has the same bits for an
       data::Example get(int64_t i) const override {
         return {full({1 + i % 5, 6}, double(i) / 24), full({}, double(i % 3))};
       }
-      std::optional<data::Example> get_batch(std::span<const int64_t> indices) const override {
-        int64_t longest = 0;
-        for (const int64_t i : indices) longest = std::max(longest, 1 + i % 5);
-        std::vector<Tensor> inputs, targets;
-        for (const int64_t i : indices) {
-          const data::Example one = get(i);
-          inputs.push_back(cat({one.input, zeros({longest - one.input.size(0), 6})}, 0));
-          targets.push_back(one.target);
-        }
-        return data::Example{data::collate(inputs), data::collate(targets)};
-      }
     };
-    o.data = data::share(Ragged());
+    o.data = data::share(data::PaddedDataset(data::share(Ragged())));
   };
   args.gradient_accumulation_steps = 4;
   const Trained shuffled = train_with(args, 1, false, varied);
@@ -398,4 +386,28 @@ TEST_CASE("argument choices: gradient_checkpointing has the same bits") {
     });
   }
   CHECK(weights[0] == weights[1]);
+}
+
+TEST_CASE("padding: batches have the length of their longest sample") {
+  struct Texts : data::Dataset<data::Example> {
+    int64_t size() const override { return 3; }
+    data::Example get(int64_t i) const override {
+      return {full({i, 2}, 7, {.dtype = i64}), full({2 * i}, 5, {.dtype = i64})};
+    }
+  };
+  const data::PaddedDataset padded(data::share(Texts()), {.input_pad = 9, .pad_to_multiple_of = 4});
+  CHECK(padded.size() == 3);
+  CHECK(padded.get(1).input.shape() == Shape{1, 2});
+  const int64_t indices[] = {1, 0, 2};
+  const data::Example batch = *padded.get_batch(indices);
+  CHECK(batch.input.shape() == Shape{3, 4, 2});
+  CHECK(batch.input.to_vector<int64_t>() ==
+        std::vector<int64_t>{7, 7, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 7, 7, 7, 7, 9, 9, 9, 9});
+  CHECK(batch.target.to_vector<int64_t>() ==
+        std::vector<int64_t>{5, 5, -100, -100, -100, -100, -100, -100, 5, 5, 5, 5});
+  CHECK(data::collate_padded({ones({}), zeros({})}, 3).to_vector<float>() == std::vector<float>{1, 0});
+  CHECK_ERROR(data::collate_padded({ones({2, 3}), ones({2, 4})}, 0), "but for dim 0, got");
+  CHECK_ERROR(data::collate_padded({ones({2}), ones({})}, 0), "as sample 1 of the batch");
+  CHECK_ERROR(data::collate_padded({}, 0), "expected at least one tensor");
+  CHECK_ERROR(data::PaddedDataset(nullptr), "expected a dataset, got none");
 }
