@@ -98,7 +98,11 @@ MicroBatchSampler::MicroBatchSampler(MicroBatchOptions options) : options_(optio
 }
 
 std::vector<int64_t> MicroBatchSampler::operator()(int64_t epoch) const {
-  auto order = options_.shuffle ? permutation(options_.samples, options_.seed, epoch) : sequence(options_.samples);
+  auto order = options_.order     ? options_.order(epoch)
+               : options_.shuffle ? permutation(options_.samples, options_.seed, epoch)
+                                  : sequence(options_.samples);
+  LOCKSTEP_CHECK(int64_t(order.size()) == options_.samples, "[MicroBatchSampler] expected an order of ",
+                 options_.samples, " samples, got ", order.size(), "; return as many indices as there are samples");
   const int64_t step = options_.micro_batch * options_.micro_batches, share = step / options_.world;
   std::vector<int64_t> mine;
   mine.reserve(size_t(steps() * share));

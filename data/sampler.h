@@ -94,6 +94,7 @@ struct MicroBatchOptions {
   bool interleaved = false;  ///< true: rank r gets micro-batches r, r + world, ... of a step (for ZeRO 2 and 3)
   /// True: drop an incomplete last step of an epoch; false: fill it up with the epoch's first samples.
   bool drop_last = true;
+  Sampler order = {};  ///< replaces `shuffle`: the indices of a whole epoch, the same on every rank
 };
 
 /// A step takes the next M = micro_batches micro-batches of the epoch, of which rank r gets those from r*M/world to

@@ -274,7 +274,8 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
                                          .rank = group->rank() / context_ranks,
                                          .seed = uint64_t(config.seed),
                                          .interleaved = are_interleaved(),
-                                         .drop_last = config.dataloader_drop_last});
+                                         .drop_last = config.dataloader_drop_last,
+                                         .order = args.order});
   loader = std::make_unique<Loader>(args.training_data, Loader::Options{.batch_size = micro,
                                                                         .sampler = sampler,
                                                                         .workers = args.loader_workers,

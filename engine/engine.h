@@ -124,7 +124,8 @@ struct InitializeArgs {
   /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::MoeLayer. Null: ranks are only
   /// divided into replicas and pipeline stages.
   const parallel::Mesh* mesh = nullptr;
-  int loader_workers = 0;  ///< threads that assemble batches of training_data
+  int loader_workers = 0;    ///< threads that assemble batches of training_data
+  data::Sampler order = {};  ///< order of training_data in an epoch, on all ranks together; default: shuffled
   /// Called on rank 0 with each message (notes, warnings, progress). Default: prints the message as a line on stderr.
   std::function<void(const std::string&)> log = {};
   std::optional<DType> autocast = {};        ///< f16 or bf16: engine(x) runs under Autocast

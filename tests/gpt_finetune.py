@@ -44,6 +44,14 @@ with workplace(60) as (d, text):
     ds.write_text(json.dumps({**AUTO, "optimizer": {"type": "AdamW8bit", "params": {"lr": "auto"}}}))
     works("state in 8 bits", [*call, "--deepspeed", ds, "--num_gpus", 2, "--max_steps", 3, "--json"])
     works("adapters", [*call[:2], "--model_name_or_path", f"{d / 'base'},lora=2", *call[4:], "--max_steps", 2, "--output_dir", d / "adapter"], lambda r: (d / "adapter/adapter_config.json").exists())
+    table = d / "table.jsonl"
+    table.write_text("".join(json.dumps(dict(id=i, text=line)) + "\n" for i, line in enumerate(text.read_text().split("\n")[:400]) if line))
+    (d / "table.csv").write_text("text\n" + "".join('"' + line.replace('"', '""') + '"\n' for line in text.read_text().split("\n")[:400] if line))
+    (d / "none.csv").write_text("text\n")
+    tables = [run(*call[:4], "--train_file", d / name, *call[6:], "--max_steps", 3, "--json") for name in ("table.jsonl", "table.csv")]
+    check("tables", all(r.returncode == 0 for r in tables) and result(tables[0])["loss"] == result(tables[1])["loss"], tables[0].stderr + tables[1].stderr)
+    works("other optimizers and schedules", [*call, "--optim", "adafactor", "--lr_scheduler_type", "warmup_stable_decay", "--lr_scheduler_kwargs", '{"num_decay_steps": 2}', "--label_smoothing_factor", 0.1, "--gradient_checkpointing", "True", "--max_steps", 3, "--json"], lambda r: result(r)["steps"] == 3)
+    works("overwrites", [*call, "--output_dir", d / "two", "--overwrite_output_dir", "--max_steps", 2, "--report_to", "tensorboard", "--json"], lambda r: result(r)["steps"] == 2 and not (d / "two/checkpoint-8").exists() and list((d / "two/runs").iterdir()))
     works("slices", [*call, "--max_steps", 2, "--ranks", 2, "--plan", "tp2", "--json"], lambda r: result(r)["plan"] == "tp2")
 
     ds.write_text(json.dumps({**AUTO, "train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0.5, "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}))
@@ -58,7 +66,10 @@ with workplace(60) as (d, text):
             ("two ways to warm up", ["--warmup_steps", 3, "--warmup_ratio", 0.1], "got both", 2),
             ("a run that is there", ["--output_dir", d / "one"], "already holds a run", 1),
             ("no such checkpoint", ["--output_dir", d / "x", "--resume_from_checkpoint", d / "none"], "none", 1),
-            ("a table", ["--validation_file", ds], "expected a plain text", 2),
+            ("a table without texts", ["--do_eval", "--validation_file", d / "none.csv"], "none.csv: expected at least one row", 1),
+            ("an optimizer that is none", ["--optim", "adam"], "optim: expected one of adamw_torch", 2),
+            ("a schedule's option that is none", ["--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"power": 2}'], "got power", 2),
+            ("a service", ["--report_to", "wandb", "--output_dir", d / "x"], "got wandb", 2),
             ("an option twice", ["--do_eval", "--train_file", text], "--train_file", 2),
             ("steps that are no number of steps", ["--save_steps", "2.5"], "save_steps: expected a whole number from 1 up, or a part of all steps below 1, got 2.5", 2),
             ("a long block", ["--block_size", 17], "--block_size 17", 1),

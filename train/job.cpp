@@ -180,11 +180,12 @@ Json TrainJob::config_json(const Json& own, const ProgramValues& values) const {
     put("seed", "seed", int64_t(o.seed));
     if (const auto added = added_precision(o.precision))
       for (const std::string& key : added->keys) put("precision", key.c_str(), true);
-    if (const std::string section = half(); section.starts_with("b")) {
-      put_argument(o.name_of("--precision " + o.precision), o.precision == "bf16", (section + ".enabled").c_str(),
+    const std::string half_section = half();
+    if (half_section.starts_with("b"))
+      put_argument(o.name_of("--precision " + o.precision), o.precision == "bf16", (half_section + ".enabled").c_str(),
                    true);
-      if (!is_said(json, section + ".auto_cast")) put_at(json, section + ".auto_cast", true);
-    }
+    if (!half_section.empty() && !is_said(json, half_section + ".auto_cast"))
+      put_at(json, half_section + ".auto_cast", true);
     put("plan", "zero_optimization.stage", std::max(plan().zero, 0));
     if (const std::string& offload = o.parallel.offload; offload != "none") {
       for (const char* what : {"optimizer", "param"}) {

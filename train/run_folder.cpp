@@ -34,6 +34,14 @@ void cut_back(const std::string& path, int64_t last) {
   data::write_atomically(path, kept);
 }
 
+/// Removes the checkpoints of an earlier run, and what names the last and the best of them.
+void remove_run(const std::string& folder) {
+  std::vector<std::filesystem::path> old{folder + "/latest", folder + "/best", folder + "/checkpoints"};
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with("checkpoint-")) old.push_back(entry.path());
+  for (const auto& path : old) std::filesystem::remove_all(path);
+}
+
 }  // namespace
 
 /// Locks the folder: one job at a time may train in it. (The checkpoint folder has its own lock, which detects stale
@@ -61,8 +69,8 @@ void Trainer::Impl::open() {
     std::vector<double> found{double(team.leads() && fs::exists(checkpoint_folder() + "/latest"))};
     team.sum(found, "is there a checkpoint");
     const bool resume_ = job.options().resume, there = found[0] > 0 || (resume_ && !o.resume_from.empty());
-    LOCKSTEP_CHECK(resume_ || !there, job.options().out, " already holds a run; continue it with ", resume_name,
-                   ", or choose another ", out_name);
+    LOCKSTEP_CHECK(resume_ || o.overwrite || !there, job.options().out, " already holds a run; continue it with ",
+                   resume_name, ", or choose another ", out_name);
     if (resume_ && fs::exists(path(config_name()))) {
       const Json saved = data::read_json(path(config_name()));
       const auto expect_same = [&](const std::string& key, bool same, const Json* before, const Json& now) {
@@ -132,6 +140,7 @@ void Trainer::Impl::open() {
   if (writes()) {
     prepare_output(out_name, job.options().out);
     lock_folder();
+    if (o.overwrite && !job.options().resume) remove_run(job.options().out);
     config["engine"] = engine::to_json(engine->config());
     data::write_atomically(path(config_name()), config.dump(2) + "\n");
     if (first > 0) cut_back(path("metrics.jsonl"), first);

@@ -186,6 +186,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
     if (o.schedule && config.scheduler.type.empty()) args.lr_scheduler = schedule;
   }
   if (plan.cp == 1) args.training_data = o.data, args.loader_workers = o.workers;
+  if (o.data && o.order) args.order = o.order(*o.data, *engine::resolve(config, plan.dp).train_batch_size);
   LOCKSTEP_CHECK(plan.cp == 1 || !o.data, "[Trainer] expected batches with a plan of cp", plan.cp,
                  ", which cuts sequences: data yields whole samples; give .batches, cut by sequence::slice()");
   config.pipeline.stages = plan.pp;
@@ -211,6 +212,7 @@ pipeline::Sample Trainer::Impl::sample(const Example& full) {
 void Trainer::Impl::call(Callback::Function Callback::*event) {
   run.step = step;
   run.metrics = last;
+  run.engine = engine.get();
   for (const Callback& callback : o.callbacks)
     if (callback.*event) (callback.*event)(run);
   if (event == &Callback::on_train_end) return;

@@ -39,6 +39,7 @@ struct RunState {
   /// results, which are printed last.
   data::Json line = data::Json::Object();
   Control control = {};
+  engine::EngineBase* engine = nullptr;  ///< trains the model
 };
 /// Functions that a Trainer calls on every rank. They may be collective, if all ranks have them.
 struct Callback {
@@ -77,6 +78,8 @@ struct TrainerStateOptions {
 struct TrainerOptions {
   Measure loss = {};                               ///< mean over the samples; default: the loss in the model's layers()
   data::DatasetPtr<data::Example> data = nullptr;  ///< the training data; the seed determines the order of each epoch
+  /// Returns the order of epochs of `data`, of which each step takes `of_step` samples. Default: shuffled.
+  std::function<data::Sampler(const data::Dataset<data::Example>& data, int64_t of_step)> order = {};
   /// Instead of `data`: endless micro-batches. Needs --steps.
   std::function<data::Example(int64_t step, int64_t micro_batch, int64_t samples)> batches = {};
   data::DatasetPtr<data::Example> evaluate = nullptr;  ///< evaluation data
@@ -114,6 +117,7 @@ struct TrainerOptions {
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerStateOptions> state = {};
   std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
+  bool overwrite = false;        ///< true: without --resume, replace a run that the folder already holds
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};
   int64_t max_eval_batches = 0;          ///< batches per evaluation during training; 0: all

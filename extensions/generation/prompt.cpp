@@ -36,7 +36,8 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token, got none; give a longer text");
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a text prompt, got --ids; leave one out");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
-  if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
+  if (tokenizer)
+    for (const int64_t id : tokenizer->unknown(m.model->o.vocab)) generation.suppress_tokens.push_back(id);
   // The folder's end-of-text tokens can lie beyond the vocabulary, if a small model uses a large model's tokenizer.
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);

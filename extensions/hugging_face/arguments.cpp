@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
+#include <iostream>
+#include <memory>
 
+#include "autograd/ops.h"
 #include "base/check.h"
-#include "base/suggest.h"
-#include "optim/optim.h"
-#include "optim/schedule.h"
+#include "extensions/hugging_face/argument_choices.h"
+#include "extensions/metrics/early_stopping.h"
+#include "nn/linear.h"
 
 namespace lockstep::train {
 
@@ -16,19 +18,34 @@ using data::Json;
 
 namespace {
 
-template <class... Words> void expect(bool good, const char* argument, const Words&... what) {
-  LOCKSTEP_CHECK(good, "[TrainingArguments] ", argument, ": expected ", what...);
+/// The label-smoothed cross entropy of outputs (..., classes) with targets i64 (...); -100 is ignored.
+Measure smoothed_loss(double factor) {
+  return [factor](const Variable& out, const Tensor& target) {
+    LOCKSTEP_CHECK(target.dtype() == i64 && out.dim() == target.dim() + 1,
+                   "[TrainingArguments] label_smoothing_factor: expected outputs (..., classes) and targets i64 (...), "
+                   "got ",
+                   out.shape(), " and ", target.shape(), " of ", target.dtype(), "; set TrainerOptions::loss instead");
+    return cross_entropy(out.reshape({-1, out.size(-1)}), target.reshape({-1}), {.label_smoothing = factor});
+  };
 }
 
-void check_word(const char* argument, const std::string& word, const std::vector<std::string>& known) {
-  expect(std::ranges::count(known, word), argument, "one of ", list_names(known), ", got ", word);
+/// Error if tensor parallelism has cut the model's head, whose outputs are then only some of the classes.
+void check_uncut_head(nn::Module& model) {
+  for (const auto& [name, module] : model.named_modules()) {
+    const auto* const head = dynamic_cast<const nn::Head*>(module);
+    expect(!head || !head->entropy, "label_smoothing_factor",
+           "a plan without tp, which cuts the classes over ranks; leave tp out of --plan");
+  }
+}
+
+bool reports(const TrainingArguments& a) {
+  return std::ranges::any_of(a.report_to, [](const std::string& to) { return to != "none"; });
 }
 
 }  // namespace
 
 TrainOptions TrainingArguments::options() const {
-  check_word("lr_scheduler_type", lr_scheduler_type,
-             {"linear", "constant", "constant_with_warmup", "cosine", "polynomial"});
+  check_optimizer(*this);
   check_word("eval_strategy", eval_strategy, {"no", "steps", "epoch"});
   check_word("save_strategy", save_strategy, {"steps", "epoch"});
   const std::pair<const char*, int64_t> positive[] = {{"per_device_train_batch_size", per_device_train_batch_size},
@@ -42,6 +59,22 @@ TrainOptions TrainingArguments::options() const {
   for (const auto& [name, value] : parts)
     expect(value > 0 && value <= double(steps_limit) && (value < 1 || value == std::floor(value)), name,
            "a whole number from 1 up, or a part of all steps below 1, got ", value);
+  expect(label_smoothing_factor >= 0 && label_smoothing_factor < 1, "label_smoothing_factor",
+         "a number from 0 to below 1, got ", label_smoothing_factor);
+  expect(early_stopping_patience >= 0, "early_stopping_patience", "0 or more, got ", early_stopping_patience);
+  expect(early_stopping_threshold >= 0, "early_stopping_threshold", "0 or more, got ", early_stopping_threshold);
+  expect(early_stopping_threshold == 0 || early_stopping_patience > 0, "early_stopping_threshold",
+         "an early_stopping_patience above 0 with it, got 0");
+  if (early_stopping_patience > 0) {
+    expect(eval_strategy != "no", "early_stopping_patience", "an eval_strategy, got no");
+    expect(!best_metric().empty(), "early_stopping_patience",
+           "a metric_for_best_model, or load_best_model_at_end, got neither");
+  }
+  for (const std::string& to : report_to) check_word("report_to", to, {"none", "all", "tensorboard"});
+  expect(std::ranges::count(report_to, "none") == 0 || report_to.size() == 1, "report_to",
+         "none alone, got others too");
+  expect(!reports(*this) || !output_dir.empty() || !logging_dir.empty(), "report_to",
+         "an output_dir or a logging_dir, for the event files");
   if (load_best_model_at_end) {
     const char* const best = "load_best_model_at_end";
     expect(!output_dir.empty(), best, "an output_dir, in which the best model is kept");
@@ -54,6 +87,7 @@ TrainOptions TrainingArguments::options() const {
   }
   LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both; leave one out");
   expect(warmup_steps >= 0, "warmup_steps", "0 or more, got ", warmup_steps);
+  check_schedule(*this);
   TrainOptions o;
   o.out = output_dir, o.resume = resume_from_checkpoint != std::variant<bool, std::string>(false);
   o.config = deepspeed;
@@ -69,32 +103,45 @@ TrainOptions TrainingArguments::options() const {
   o.save_every = save_strategy == "steps" && !output_dir.empty() ? every(save_steps) : 0;
   o.seed = seed;
   o.precision = fp16 ? "f16" : bf16 ? "bf16" : "f32";
+  if (reports(*this))
+    o.set.push_back("summary.folder=" + Json(logging_dir.empty() ? output_dir + "/runs" : logging_dir).dump());
   return o;
 }
 
 TrainerOptions TrainingArguments::trainer_options() const {
   TrainerOptions o;
   o.optimizer = [a = *this](nn::Module& model) {
-    const auto group = [&a](double weight_decay) -> optim::AdamW::Group {
-      return {{},
-              {.lr = a.learning_rate,
-               .beta1 = a.adam_beta1,
-               .beta2 = a.adam_beta2,
-               .eps = a.adam_epsilon,
-               .weight_decay = weight_decay}};
+    if (a.label_smoothing_factor > 0) check_uncut_head(model);
+    return make_optimizer(a, model);
+  };
+  o.schedule = [a = *this](optim::Optimizer& optimizer, int64_t steps) { return make_schedule(a, optimizer, steps); };
+  if (follows_evaluation(*this))
+    o.callbacks.push_back({.on_evaluate = [metric = best_metric()](RunState& run) {
+      follow_evaluation(metric, run.metrics, *run.engine);
+    }});
+  if (label_smoothing_factor > 0) o.loss = smoothed_loss(label_smoothing_factor);
+  if (group_by_length)
+    o.order = [seed = seed](const data::Dataset<data::Example>& samples, int64_t of_step) -> data::Sampler {
+      std::vector<int64_t> lengths;
+      for (int64_t i = 0; i < samples.size(); ++i) {
+        const Tensor input = samples.get(i).input;
+        expect(input.dim() >= 1, "group_by_length", "inputs of at least one dim, got a scalar in sample ", i);
+        lengths.push_back(input.size(0));
+      }
+      return [=](int64_t epoch) { return length_grouped(lengths, of_step, seed, epoch); };
     };
-    optim::AdamW::Group matrices = group(a.weight_decay), others = group(0);  // as in Hugging Face
-    for (const Variable& p : model.parameters()) (p.dim() >= 2 ? matrices : others).parameters.push_back(p);
-    return std::make_unique<optim::AdamW>(std::vector{matrices, others});
-  };
-  o.schedule = [a = *this](optim::Optimizer& optimizer, int64_t steps) {
-    return std::make_unique<optim::LambdaLR>(optimizer, [a, steps](int64_t t) { return a.lr_factor(t, steps); });
-  };
+  o.overwrite = overwrite_output_dir;
   o.evaluate_batch = per_device_eval_batch_size;
   o.evaluated = "eval";
   o.tokens = count_labels;
-  if (const std::string name = best_metric(); !name.empty())
+  const bool keeps_best = load_best_model_at_end || !metric_for_best_model.empty() || early_stopping_patience > 0;
+  if (const std::string name = best_metric(); keeps_best)
     o.best = (greater_is_better.value_or(!name.ends_with("loss")) ? "-" : "") + name;
+  if (early_stopping_patience > 0)
+    o.callbacks.push_back(metrics::early_stopping({.metric = o.best,
+                                                   .patience = early_stopping_patience,
+                                                   .min_delta = early_stopping_threshold,
+                                                   .follows_small_steps = true}));
   o.load_best = load_best_model_at_end;
   if (const auto* folder = std::get_if<std::string>(&resume_from_checkpoint)) o.resume_from = *folder;
   o.state = TrainerStateOptions{.logging_steps = logging_steps,
@@ -107,11 +154,13 @@ TrainerOptions TrainingArguments::trainer_options() const {
   o.config = Json::Object{{"gradient_clipping", max_grad_norm},
                           {"dataloader_drop_last", dataloader_drop_last},
                           {"checkpoint.keep", save_total_limit}};
+  if (gradient_checkpointing) o.config["activation_checkpointing.enabled"] = true;
   return o;
 }
 
 std::string TrainingArguments::best_metric() const {
-  const std::string name = metric_for_best_model.empty() && load_best_model_at_end ? "loss" : metric_for_best_model;
+  const bool is_loss = metric_for_best_model.empty() && (load_best_model_at_end || follows_evaluation(*this));
+  const std::string name = is_loss ? "loss" : metric_for_best_model;
   return name.empty() || name.starts_with("eval_") ? name : "eval_" + name;
 }
 
@@ -121,17 +170,15 @@ int64_t count_labels(const Tensor& target) {
   return std::count_if(ids.data<int64_t>(), ids.data<int64_t>() + ids.numel(), [](int64_t id) { return id != -100; });
 }
 
-double TrainingArguments::lr_factor(int64_t t, int64_t steps) const {
-  if (lr_scheduler_type == "constant") return 1;
-  const double all = double(steps), step = double(t),
-               warmup = std::ceil(warmup_steps < 1 ? warmup_steps * all : warmup_steps);
-  if (step < warmup) return step / std::max(1.0, warmup);
-  if (lr_scheduler_type == "constant_with_warmup") return 1;
-  const double done = std::min(1.0, (step - warmup) / std::max(1.0, all - warmup));
-  if (lr_scheduler_type == "cosine") return 0.5 * (1 + std::cos(std::numbers::pi * done));
-  if (lr_scheduler_type == "linear") return 1 - done;
-  const double last = 1e-7 / learning_rate;  // polynomial: linear decay to a learning rate of 1e-7
-  return (1 - last) * (1 - done) + last;
+std::vector<int64_t> length_grouped(const std::vector<int64_t>& lengths, int64_t batch, uint64_t seed, int64_t epoch) {
+  const int64_t samples = int64_t(lengths.size()), batches = std::clamp<int64_t>(samples / (batch * 4), 1, 50);
+  std::vector<int64_t> order = data::permutation(samples, seed, epoch);
+  const auto longer = [&](int64_t a, int64_t b) { return lengths[size_t(a)] > lengths[size_t(b)]; };
+  for (int64_t first = 0; first < samples; first += batches * batch)
+    std::stable_sort(order.begin() + first, order.begin() + std::min(samples, first + batches * batch), longer);
+  // The longest sample comes first, so that a lack of memory shows at once.
+  if (samples > 0) std::iter_swap(order.begin(), std::min_element(order.begin(), order.end(), longer));
+  return order;
 }
 
 }  // namespace lockstep::train

@@ -5,6 +5,7 @@
 #include "extensions/hugging_face/config.h"
 #include "extensions/hugging_face/format.h"
 #include "extensions/hugging_face/names.h"
+#include "extensions/hugging_face/padding.h"
 #include "extensions/hugging_face/pretrained.h"
 #include "extensions/hugging_face/tokenizer.h"
 #include "extensions/hugging_face/weights.h"

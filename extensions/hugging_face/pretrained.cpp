@@ -1,6 +1,7 @@
 // Loading and saving of Hugging Face folders. See pretrained.h.
 #include "extensions/hugging_face/pretrained.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
@@ -216,6 +217,33 @@ void save_pretrained(GPT& model, const std::string& folder, const PretrainedSave
   data::copy_tokenizer(options.tokenizer, folder);
   if (!generation.as_object().empty())
     data::write_atomically(folder + "/generation_config.json", generation.dump(2) + "\n");
+}
+
+int64_t resize_token_embeddings(GPT& model, int64_t vocab, int64_t pad_to_multiple_of) {
+  const char* const op = "[resize_token_embeddings]";
+  LOCKSTEP_CHECK(pad_to_multiple_of >= 1, op, " expected pad_to_multiple_of >= 1, got ", pad_to_multiple_of);
+  LOCKSTEP_CHECK(vocab >= 1 && vocab <= INT32_MAX, op, " expected a vocabulary from 1 to 2147483647 tokens, got ",
+                 vocab);
+  vocab = (vocab + pad_to_multiple_of - 1) / pad_to_multiple_of * pad_to_multiple_of;
+  LOCKSTEP_CHECK(!is_quantized(model), op, " expected floating weights, got quantised ones; resize before quantize()");
+  std::vector<Variable*> tables{&model.tokens_table.weight};
+  if (!model.o.tied) tables.push_back(&model.head.weight);  // a tied head holds the same variable
+  for (const Variable* table : tables)
+    LOCKSTEP_CHECK(
+        !table->tensor().storage()->is_empty() && !model.head.attached.place && table->size(0) == model.o.vocab, op,
+        " expected whole tables, these are empty or sharded; resize before a plan is applied");
+  const NoGrad no_grad;
+  const int64_t kept = std::min(vocab, model.o.vocab);
+  for (Variable* const table : tables) {
+    const Tensor old = table->tensor();
+    std::vector<Tensor> rows{old.narrow(0, 0, kept)};
+    if (vocab > kept)  // summed in f32, as 16 bits would lose the mean of many rows
+      rows.push_back(
+          mean(old.to(old.dtype() == f64 ? f64 : f32), {0}, true).to(old.dtype()).expand({vocab - kept, old.size(1)}));
+    table->set_tensor(cat(rows, 0));
+  }
+  model.o.vocab = vocab;
+  return vocab;
 }
 
 }  // namespace lockstep::nn

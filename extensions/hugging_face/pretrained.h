@@ -59,4 +59,9 @@ struct PretrainedSaveOptions {
 /// quantised weights.
 void save_pretrained(GPT& model, const std::string& folder, const PretrainedSaveOptions& options = {});
 
+/// Gives the model a vocabulary of `vocab` tokens, rounded up to a multiple: the rows of its table and head stay, those
+/// beyond are dropped, and new rows are the mean of the old ones (as in Transformers, which adds noise that is 1e-9 of
+/// their covariance). Call it before optimizers and engines exist, which keep the old tables. Returns the vocabulary.
+int64_t resize_token_embeddings(GPT& model, int64_t vocab, int64_t pad_to_multiple_of = 1);
+
 }  // namespace lockstep::nn

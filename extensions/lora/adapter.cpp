@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <regex>
 #include <set>
 
 #include "base/suggest.h"
@@ -74,8 +76,8 @@ bool says_nothing(const Json& value) {
 LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind(), "; fetch the file again");
   static const std::set<std::string> read = {
-      "peft_type",      "task_type",       "r",    "lora_alpha",       "lora_dropout", "use_rslora",
-      "target_modules", "modules_to_save", "bias", "init_lora_weights"};
+      "peft_type",      "task_type",       "r",    "lora_alpha",        "lora_dropout", "use_rslora",
+      "target_modules", "modules_to_save", "bias", "init_lora_weights", "rank_pattern", "alpha_pattern"};
   // Keys that do not affect the values: location of the base model, layout of Conv1D, options of unsupported features.
   static const std::set<std::string> beside = {
       "base_model_name_or_path", "revision",      "inference_mode",   "peft_version", "auto_mapping",
@@ -99,13 +101,55 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
           .rslora = c.flag("use_rslora", false)};
 }
 
+/// A regular expression of peft, which must fit a whole name. Error for what C++ lacks of Python's expressions.
+class NamePattern {
+ public:
+  NamePattern(const std::string& pattern, const std::string& where) {
+    LOCKSTEP_CHECK(pattern.size() <= 1024, where, ": expected a regular expression of at most 1024 characters, got ",
+                   pattern.size(), "; use a list of names");
+    auto flags = std::regex::ECMAScript;
+#ifdef __GLIBCXX__
+    flags |= std::regex_constants::__polynomial;  // no expression takes exponential time
+#endif
+    try {
+      expression_.assign(pattern, flags);
+    } catch (const std::regex_error&) {
+      fail(str(where, ": expected a regular expression that C++ knows too, got '", pattern, "'; use a list of names"));
+    }
+  }
+  bool fits(const std::string& name) const { return std::regex_match(name, expression_); }
+
+ private:
+  std::regex expression_;
+};
+
+/// The value for a Linear in rank_pattern or alpha_pattern: that of the first expression that fits the end of its name,
+/// as in peft.
+template <class T, class Read>
+std::optional<T> in_pattern(const ConfigReader& c, const char* key, const std::string& name, const Read& read) {
+  const Json* const patterns = c.find(key);
+  const std::string where = c.where() + ": " + key;
+  if (patterns)
+    for (const auto& [pattern, value] : patterns->as_object(where))
+      if (NamePattern("(.*\\.)?(" + pattern + ")", where).fits(name)) return read(value, where + ": " + pattern);
+  return std::nullopt;
+}
+
 /// Returns Hugging Face's names of the Linears that the key target_modules of the adapter's config selects.
 std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string, TheirLinear>& linears) {
   const Json* const targets = c.find("target_modules");
-  LOCKSTEP_CHECK(targets && (targets->is_array() || *targets == Json("all-linear")), c.where(),
-                 ": target_modules: expected a list of names or \"all-linear\", got ",
+  LOCKSTEP_CHECK(targets && (targets->is_array() || targets->is_string()), c.where(),
+                 ": target_modules: expected a list of names, a regular expression or \"all-linear\", got ",
                  targets ? targets->dump() : "none", "; correct the file");
   std::set<std::string> meant;
+  if (targets->is_string() && *targets != Json("all-linear")) {
+    const NamePattern pattern(targets->as_string(), c.where() + ": target_modules");
+    for (const auto& [name, linear] : linears)
+      if (pattern.fits(name)) meant.insert(name);
+    LOCKSTEP_CHECK(!meant.empty(), c.where(), ": target_modules: '", targets->as_string(),
+                   "' fits no Linear of this model; use the model that the adapter was trained on");
+    return meant;
+  }
   const std::vector<std::string> names =
       targets->is_array() ? words_of(c, "target_modules") : std::vector<std::string>();
   for (const auto& [name, linear] : linears)
@@ -140,13 +184,19 @@ Json shortest(const std::set<std::string>& names, const std::map<std::string, Th
 
 bool is_adapter(const std::string& folder) { return std::filesystem::exists(folder + config_file); }
 
-std::string adapter_base(const std::string& folder) {
+std::string adapter_base(const std::string& folder, const std::string& given) {
+  if (!given.empty()) {
+    LOCKSTEP_CHECK(is_pretrained(given), "expected the folder of a model as the base of ", folder, ", got '", given,
+                   "', which has no model.safetensors; check the path");
+    return given;
+  }
   const std::string path = folder + config_file;
   const Json config = data::read_json(path, data::python_json);
   const std::string base = ConfigReader(config, path).word("base_model_name_or_path", "");
   for (const std::string& at : {base, folder + "/" + base})
     if (!base.empty() && is_pretrained(at)) return at;
-  fail(str(path, ": expected base_model_name_or_path to be the folder of a model, got '", base, "'; download it"));
+  fail(str(path, ": expected base_model_name_or_path to be the folder of a model, got '", base,
+           "'; download it, and give its folder (--base-model)"));
 }
 
 Lora load_adapter(GPT& model, const std::string& folder) {
@@ -177,8 +227,17 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   std::map<std::string, std::string> theirs;  // Hugging Face's name of each target
   for (const std::string& name : meant) {
     const TheirLinear& linear = linears.at(name);
-    take(name + a_end, {options.r, linear.in});
-    take(name + b_end, {linear.out, options.r});
+    const auto rank = in_pattern<int64_t>(c, "rank_pattern", name,
+                                          [](const Json& value, const std::string& at) { return value.as_int(at); });
+    const auto alpha = in_pattern<double>(c, "alpha_pattern", name,
+                                          [](const Json& value, const std::string& at) { return value.as_number(at); });
+    const int64_t r = rank.value_or(options.r);
+    LOCKSTEP_CHECK(r >= 1 && r <= 1 << 20, path, ": rank_pattern: expected ranks from 1 to 1048576, got ", r, " for ",
+                   name, "; correct the file");
+    if (rank) options.rank_pattern[linear.target] = r;
+    if (alpha) options.alpha_pattern[linear.target] = *alpha;
+    take(name + a_end, {r, linear.in});
+    take(name + b_end, {linear.out, r});
     options.targets.push_back(linear.target);
     theirs[linear.target] = name;
   }
@@ -238,10 +297,13 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   std::vector<std::pair<std::string, Tensor>> tensors;
   std::set<std::string> targets, saved;
   const LoraOptions& o = lora.options();
+  Json ranks(Json::Object{}), alphas(Json::Object{});
   const auto linears = linears_of(model);
   for (const Lora::Adapter& one : lora.adapters()) {
-    for (size_t i = 0; i < one.low_rank->parts.size(); ++i) {
-      const std::string& target = one.low_rank->parts[i].target;
+    int64_t row = 0;  // of A
+    for (size_t i = 0; i < one.low_rank->parts.size(); row += one.low_rank->parts[i++].r) {
+      const LoraPart& part = one.low_rank->parts[i];
+      const std::string& target = part.target;
       const auto found =
           std::ranges::find_if(linears, [&](const auto& their) { return their.second.target == target; });
       LOCKSTEP_CHECK(
@@ -250,7 +312,9 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
       const std::string& name = found->first;
       targets.insert(name);
       tensors.emplace_back(all_names + name + a_end,
-                           one.low_rank->a.weight.tensor().to(cpu).narrow(0, int64_t(i) * o.r, o.r).contiguous());
+                           one.low_rank->a.weight.tensor().to(cpu).narrow(0, row, part.r).contiguous());
+      if (part.r != o.r) ranks[name] = part.r;
+      if (part.alpha != o.alpha) alphas[name] = part.alpha;
       tensors.emplace_back(all_names + name + b_end, one.low_rank->b[i].weight.tensor().to(cpu));
     }
   }
@@ -272,6 +336,7 @@ void save_adapter(GPT& model, const Lora& lora, const std::string& folder, const
   config["base_model_name_or_path"] = base;
   config["r"] = o.r;
   config["lora_alpha"] = o.alpha == double(int64_t(o.alpha)) ? Json(int64_t(o.alpha)) : Json(o.alpha);
+  config["rank_pattern"] = ranks, config["alpha_pattern"] = alphas;
   config["lora_dropout"] = o.dropout;
   config["use_rslora"] = o.rslora;
   config["bias"] = "none";

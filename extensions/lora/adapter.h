@@ -10,8 +10,9 @@ namespace lockstep::nn {
 
 /// True if the folder contains an adapter_config.json.
 bool is_adapter(const std::string& folder);
-/// The folder of the adapter's base model. Error if it does not exist.
-std::string adapter_base(const std::string& folder);
+/// The folder of the adapter's base model: `given`, or if that is empty the base_model_name_or_path of the adapter.
+/// Error if it does not exist.
+std::string adapter_base(const std::string& folder, const std::string& given = "");
 /// Adds a folder's adapters to their base model and freezes the other parameters. All names, shapes and options are
 /// checked first; on an Error nothing is changed.
 Lora load_adapter(GPT& model, const std::string& folder);

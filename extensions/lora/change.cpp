@@ -75,9 +75,21 @@ void read_words(const Json& words, const std::string& said, const std::string& o
   if (!codes.empty()) changes["quantize"] = codes;
 }
 
+constexpr const char* base_key = "base-model";
+
+/// load() takes the base's folder; models that are no adapters have none.
+void refuse_base(nn::GPT&, const Json& facts, const std::string& where) {
+  LOCKSTEP_CHECK(!facts.find(base_key), "--base-model: expected the folder of an adapter with it, got ", where,
+                 ", a model of its own; leave --base-model out");
+}
+
 LanguageModel load(const std::string& folder, const ModelLoadOptions& options) {
-  const std::string base = nn::adapter_base(folder);
-  LanguageModel m = load_hugging_face(base, options);
+  ModelLoadOptions of_base{.dtype = options.dtype};
+  std::string given;
+  for (const auto& [key, value] : options.changes.as_object())
+    if (key == base_key) given = value.as_string("--base-model");
+    else of_base.changes[key] = value;
+  LanguageModel m = load_hugging_face(nn::adapter_base(folder, given), of_base);
   nn::load_adapter(*m.model, folder);
   if (data::has_tokenizer(folder)) m.folder = folder;
   return m;
@@ -107,7 +119,10 @@ std::vector<ModelChange> lora_changes() {
            .start_help = "; with ,lora=RANK only adapters are trained: "
                          "FOLDER,lora=8,alpha=16,dropout=0,rslora=false,targets=q_proj+v_proj,modules_to_save=head,"
                          "quantize=group8|group4|row8|dynamic|llm_int8",
-           .start = read_words}};
+           .start = read_words},
+          {.key = base_key,
+           .apply = refuse_base,
+           .help = "of an adapter: folder of its base model, in place of its base_model_name_or_path"}};
 }
 
 std::vector<ModelFormat> lora_formats() {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "base/suggest.h"
 #include "nn/attention.h"
@@ -73,6 +75,61 @@ std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, 
   return {{place.name, 0, place.linear->weight.size(0)}};
 }
 
+/// The value of the longest name in a pattern that is meant by `target`; nullopt if there is none.
+template <class T>
+std::optional<T> value_for(const std::map<std::string, T>& pattern, const std::string& target,
+                           std::set<std::string>& used) {
+  const std::pair<const std::string, T>* best = nullptr;
+  for (const auto& one : pattern) {
+    if (!is_meant(target, one.first)) continue;
+    used.insert(one.first);
+    if (!best || one.first.size() > best->first.size()) best = &one;
+  }
+  return best ? std::optional(best->second) : std::nullopt;
+}
+
+/// Sets rank and alpha of the chosen parts by rank_pattern and alpha_pattern.
+void apply_patterns(std::vector<LoraPlace>& places, const LoraOptions& o) {
+  std::set<std::string> used;
+  for (LoraPlace& place : places)
+    for (LoraPart& part : place.chosen) {
+      part.r = value_for(o.rank_pattern, part.target, used).value_or(o.r);
+      part.alpha = value_for(o.alpha_pattern, part.target, used).value_or(o.alpha);
+      LOCKSTEP_CHECK(part.r >= 1 && part.r <= 1 << 20, "[add_lora] ", part.target,
+                     ": expected a rank in [1, 1048576], got ", part.r);
+      LOCKSTEP_CHECK(std::isfinite(part.alpha) && part.alpha > 0, "[add_lora] ", part.target,
+                     ": expected a finite alpha > 0, got ", part.alpha);
+    }
+  const auto check = [&](const char* option, const auto& pattern) {
+    for (const auto& [name, value] : pattern)
+      LOCKSTEP_CHECK(used.count(name), "[add_lora] ", option, ": expected names of targets, got '", name,
+                     "'; name it in targets too, or leave it out");
+  };
+  check("rank_pattern", o.rank_pattern);
+  check("alpha_pattern", o.alpha_pattern);
+}
+
+/// Sets what a LowRank's parts leave to the options, and their scales.
+std::vector<LoraPart> completed(std::vector<LoraPart> parts, const LoraOptions& o) {
+  for (LoraPart& part : parts) {
+    if (part.r == 0) part.r = o.r;
+    if (part.alpha == 0) part.alpha = o.alpha;
+    part.scale = part.alpha / (o.rslora ? std::sqrt(double(part.r)) : double(part.r));
+  }
+  return parts;
+}
+
+int64_t total_rank(const std::vector<LoraPart>& parts) {
+  int64_t all = 0;
+  for (const LoraPart& part : parts) all += part.r;
+  return all;
+}
+
+/// True if all parts have one scale.
+bool has_one_scale(const std::vector<LoraPart>& parts) {
+  return std::ranges::all_of(parts, [&](const LoraPart& part) { return part.scale == parts[0].scale; });
+}
+
 void attach(const Lora::Adapter& adapter) {
   adapter.linear->attached.addition = adapter.low_rank;
   adapter.linear->attached.addition_name = "lora";
@@ -81,14 +138,12 @@ void attach(const Lora::Adapter& adapter) {
 }  // namespace
 
 LowRank::LowRank(const LoraOptions& o, int64_t in, int64_t outputs, std::vector<LoraPart> of, const Cut& cut_of)
-    : r(o.r),
-      out(outputs),
-      scale(o.alpha / (o.rslora ? std::sqrt(double(o.r)) : double(o.r))),
-      parts(std::move(of)),
+    : out(outputs),
+      parts(completed(std::move(of), o)),
       cut(cut_of),
       dropout({.p = o.dropout}),
-      a(matrix_of(in, r * int64_t(parts.size()))) {
-  for (const LoraPart& part : parts) init::zeros(b.emplace_back(matrix_of(r, part.rows)).weight);
+      a(matrix_of(in, total_rank(parts))) {
+  for (const LoraPart& part : parts) init::zeros(b.emplace_back(matrix_of(part.r, part.rows)).weight);
 }
 
 void LowRank::fields(Fields& f) {
@@ -110,16 +165,24 @@ void LowRank::sharded(const PartOf& of) {
 }
 
 std::string LowRank::options() const {
-  return str("r ", r, ", ", parts.size() > 1 ? str(parts.size(), " parts, ") : "", "scale ", scale);
+  const bool same = std::ranges::all_of(parts, [&](const LoraPart& part) { return part.r == parts[0].r; });
+  return str("r ", same ? parts[0].r : total_rank(parts), same ? "" : " in all", ", ",
+             parts.size() > 1 ? str(parts.size(), " parts, ") : "",
+             has_one_scale(parts) ? str("scale ", parts[0].scale) : "several scales");
 }
 
 Variable LowRank::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.size(-1) == a.weight.size(1), "[lora] expected x (..., ", a.weight.size(1), "), got ", x.shape(),
                  "; was the layer sharded by a rule other than the model's own cut? use that, or reshape x");
-  const Variable hidden = mul_scalar(a(dropout(x)), scale);
+  const bool scales_together = has_one_scale(parts);
+  const Variable hidden = scales_together ? mul_scalar(a(dropout(x)), parts[0].scale) : a(dropout(x));
   if (parts.size() == 1 && parts[0].rows == out) return b[0](hidden);
   std::vector<Variable> made, all;
-  for (size_t i = 0; i < parts.size(); ++i) made.push_back(b[i](hidden.narrow(-1, int64_t(i) * r, r)));
+  int64_t first = 0;  // column of `hidden`
+  for (size_t i = 0; i < parts.size(); first += parts[i++].r) {
+    const Variable own = hidden.narrow(-1, first, parts[i].r);
+    made.push_back(b[i](scales_together ? own : mul_scalar(own, parts[i].scale)));
+  }
   int64_t row = 0;
   const auto skip_to = [&](int64_t next) {
     if (next == row) return;
@@ -159,6 +222,7 @@ Lora add_lora(Module& model, const LoraOptions& o) {
     LOCKSTEP_CHECK(used.count(target), "[add_lora] expected targets that are Linears of this ", model.kind(), ", got '",
                    target, "'", suggestion(target, known));
   std::erase_if(places, [](const LoraPlace& place) { return place.chosen.empty(); });
+  apply_patterns(places, o);
   LOCKSTEP_CHECK(!places.empty(),
                  "[add_lora] expected targets for a model without attention; name some of its Linears");
   std::vector<Module*> saved;
@@ -199,11 +263,12 @@ void Lora::add_to_weights(double times) {
   }
   for (const Adapter& one : adapters_) {
     const LowRank& low = *one.low_rank;
-    for (size_t i = 0; i < low.parts.size(); ++i) {
-      const Tensor a = low.a.weight.tensor().narrow(0, int64_t(i) * low.r, low.r), b = low.b[i].weight.tensor();
+    int64_t first = 0;  // row of A
+    for (size_t i = 0; i < low.parts.size(); first += low.parts[i++].r) {
+      const Tensor a = low.a.weight.tensor().narrow(0, first, low.parts[i].r), b = low.b[i].weight.tensor();
       const DType dtype = a.dtype() == f64 ? f64 : f32;
       const Tensor rows = one.linear->weight.tensor().narrow(0, low.parts[i].row, low.parts[i].rows);
-      rows.copy_(add(rows.to(dtype), mul_scalar(matmul(b.to(dtype), a.to(dtype)), times * low.scale)));
+      rows.copy_(add(rows.to(dtype), mul_scalar(matmul(b.to(dtype), a.to(dtype)), times * low.parts[i].scale)));
     }
   }
 }

@@ -9,6 +9,7 @@
 //
 // An adapter is a module below its Linear and appears in the Linear's fields(), so checkpoints, DDP, ZeRO, pipelines
 // and tensor parallelism find it. Adapter files: adapter.h.
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +29,10 @@ struct LoraOptions {
   /// attention.
   std::vector<std::string> targets = {};
   std::vector<std::string> modules_to_save = {};  ///< modules, by the ends of their names, that stay trainable
+  /// Ranks and alphas of single targets in place of r and alpha, by the ends of names: {"mlp.up", 16}. If several names
+  /// fit, the longest one counts.
+  std::map<std::string, int64_t> rank_pattern = {};
+  std::map<std::string, double> alpha_pattern = {};
   friend bool operator==(const LoraOptions&, const LoraOptions&) = default;
 };
 
@@ -35,10 +40,12 @@ struct LoraOptions {
 struct LoraPart {
   std::string target;  ///< full name of the target: "blocks.0.attention.q_proj"
   int64_t row = 0, rows = 0;
+  int64_t r = 0;                ///< rank; 0: that of the options
+  double alpha = 0, scale = 0;  ///< alpha 0: that of the options; LowRank sets scale
 };
 
-/// The adapter of one Linear. Its parts use different rows of one matrix A (parts * r, in), so a single product with A
-/// computes the input of every B.
+/// The adapter of one Linear. Its parts use different rows of one matrix A (sum of the parts' r, in), so a single
+/// product with A computes the input of every B.
 struct LowRank : Layer<LowRank> {
   /// Makes an adapter for a Linear with weight (out, in). cut: how tensor parallelism shards the Linear (nn/cut.h).
   LowRank(const LoraOptions& options, int64_t in, int64_t out, std::vector<LoraPart> parts, const Cut& cut);
@@ -48,8 +55,7 @@ struct LowRank : Layer<LowRank> {
   void sharded(const PartOf& of) override;
   std::string options() const override;
 
-  int64_t r, out;
-  double scale;
+  int64_t out;
   std::vector<LoraPart> parts;  ///< ordered by row
   Cut cut;                      ///< cut of the Linear; determines the cuts of A and B
   Dropout dropout;

@@ -34,9 +34,11 @@ train::Callback early_stopping(const EarlyStoppingOptions& o) {
   train::Callback callback;
   callback.on_evaluate = [=](train::RunState& run) {
     const double found = value_of(name, run.metrics), value = is_greater_better ? -found : found;
-    const bool is_better = std::isnan(watched->best) ? !std::isnan(value) : watched->best - value > o.min_delta;
-    watched->worse = is_better ? 0 : watched->worse + 1;
-    if (is_better) watched->best = value;
+    const auto is_better_by = [&](double delta) {
+      return std::isnan(watched->best) ? !std::isnan(value) : watched->best - value > delta;
+    };
+    watched->worse = is_better_by(o.min_delta) ? 0 : watched->worse + 1;
+    if (is_better_by(o.follows_small_steps ? 0 : o.min_delta)) watched->best = value;
     if (watched->worse < o.patience) return;
     run.control.stop = true;
     run.control.reason =

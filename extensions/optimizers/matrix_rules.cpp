@@ -110,8 +110,8 @@ void Adafactor::update(int group, Tensor& p, const Tensor& grad, ParameterState&
       p.dtype() == f64 ? std::numeric_limits<double>::epsilon() : double(std::numeric_limits<float>::epsilon());
   const double eps1 = o.eps1 == 0 ? precision : o.eps1, root_of_size = std::sqrt(double(p.numel()));
   const double newest = std::pow(double(state.step), o.beta2_decay);
-  const double alpha =
-      std::max(o.eps2, norm(p).item() / root_of_size) * std::min(o.lr, 1 / std::sqrt(double(state.step)));
+  const double size = o.scale_parameter ? std::max(o.eps2, norm(p).item() / root_of_size) : 1;
+  const double alpha = size * (o.relative_step ? std::min(o.lr, 1 / std::sqrt(double(state.step))) : o.lr);
   if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
   const Tensor g = signed_grad(grad, o.maximize, grad_scale), squares = square(g);
   const auto follow = [&](const char* key, const Tensor& now) -> const Tensor& {

@@ -47,6 +47,8 @@ class Muon : public OptimizerOf<MuonOptions> {
 struct AdafactorOptions {
   double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
   bool maximize = false;
+  /// Hugging Face's options. false: steps are not multiplied by the parameter's RMS; lr is not limited to 1 / sqrt(t).
+  bool scale_parameter = true, relative_step = true;
   std::vector<OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;  ///< Error unless beta2_decay <= 0 and d >= 1
 };

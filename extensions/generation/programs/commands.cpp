@@ -5,8 +5,13 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "apps/gpt_commands.h"
+#include "base/printable.h"
+#include "extensions/generation/generation_config.h"
 #include "extensions/generation/json_lines.h"
 #include "extensions/generation/prompt.h"
 #include "extensions/generation/scoring.h"
@@ -26,9 +31,33 @@ namespace {
 struct SampleOptions : ModelOptions {
   std::string prompt = "\n", ids;
   nn::Generation generation = sampling_defaults();
+  std::set<std::string> given = {};
 };
 
-void sample(const SampleOptions& o, const LanguageModel& m) {
+/// The options of Generation that the command line sets: generation_config.json does not change them.
+std::set<std::string> options_given(const CLI::App& command) {
+  static const std::pair<const char*, std::vector<const char*>> options[] = {
+      {"--tokens", {"max_new_tokens"}},
+      {"--temperature", {"temperature"}},
+      {"--top-k", {"top_k"}},
+      {"--top-p", {"top_p"}},
+      {"--min-p", {"min_p"}},
+      {"--repetition-penalty", {"repetition_penalty"}},
+      {"--no-repeat-ngram", {"no_repeat_ngram_size"}},
+      {"--greedy", {"do_sample", "num_beams"}},
+      {"--beams", {"num_beams", "do_sample"}},
+      {"--stop", {"num_beams"}}};                       // beams with stop strings are not supported
+  std::set<std::string> given{"num_return_sequences"};  // one text is printed
+  for (const auto& [option, names] : options)
+    if (command.get_option(option)->count() > 0) given.insert(names.begin(), names.end());
+  return given;
+}
+
+void sample(SampleOptions& o, const LanguageModel& m) {
+  for (const std::string& what : nn::use_generation_config(m.folder, o.generation, o.given))
+    if (m.leads)
+      std::cerr << "note: " << printable(m.folder) << "/generation_config.json: " << printable(what)
+                << " is not supported and has no effect\n";
   const bool by_ids = !o.ids.empty();
   const std::string& prompt = by_ids ? o.ids : o.prompt;
   const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json || !m.leads ? nullptr : &std::cout);
@@ -42,8 +71,9 @@ void add_sample_command(CLI::App& app) {
   command.add_option("--prompt", o->prompt, "text to continue (default: a new line)");
   command.add_option("--ids", o->ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
   add_generation_options(command, o->generation);
-  command.callback([o] {
+  command.callback([o, &command] {
     as_usage([&] { o->generation.check(); });
+    o->given = options_given(command);
     use_language_model(*o, "sample", [&](const LanguageModel& m) { sample(*o, m); });
   });
 }

@@ -10,6 +10,7 @@
 #include "autograd/ops.h"
 #include "data/safetensors.h"
 #include "extensions/hugging_face/pretrained.h"
+#include "extensions/hugging_face/tests/train_with.h"
 #include "nn/linear.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
@@ -23,58 +24,6 @@ using namespace testing;
 using train::TrainingArguments;
 
 namespace {
-
-struct Trained {
-  std::vector<float> weights;
-  std::vector<double> rates;
-  int64_t steps = 0;
-  data::Json log = data::Json::Array();
-  train::Predictions predicted;
-};
-
-/// Starts a training without output.
-void start_with(const TrainingArguments& args, int ranks, const train::Body& body) {
-  train::TrainOptions options = args.options();
-  options.parallel.ranks = ranks;
-  options.json = true;
-  const HeldOutput nowhere;
-  train::start(options, "", body);
-}
-
-Trained train_with(const TrainingArguments& args, int ranks = 1, bool evaluates = false) {
-  Trained found;
-  start_with(args, ranks, [&](train::TrainJob& job) {
-    manual_seed(5);
-    nn::Linear net({.in = 6, .out = 3});
-    const Tensor x = randn({44, 6}), y = argmax(x.narrow(1, 0, 3), 1);
-    train::TrainerOptions o = args.trainer_options();
-    o.loss = [](const Variable& out, const Tensor& target) { return cross_entropy(out, target); };
-    o.data = data::share(data::TensorDataset(x, y));
-    o.callbacks = {{.on_step_end = [&](train::RunState& at) {
-      if (job.team().leads()) found.rates.push_back(at.lr);
-    }}};
-    const data::TensorDataset test(x.narrow(0, 0, 21).contiguous(), y.narrow(0, 0, 21).contiguous());
-    if (evaluates) {
-      o.evaluate = data::share(test);
-      o.compute_metrics = [](const train::Predictions& p) {
-        const double right = sum(eq(argmax(p.predictions, 1), p.label_ids).to(f32)).item();
-        return std::vector<std::pair<std::string, double>>{{"accuracy", right / double(p.label_ids.numel())}};
-      };
-    }
-    train::Trainer trainer(job, net, o);
-    trainer.fit();
-    train::Predictions predicted;
-    if (evaluates) predicted = trainer.predict(test);
-    const auto model = trainer.full_model();
-    if (!job.team().leads()) return;
-    found.log = trainer.log_history();
-    found.predicted = predicted;
-    found.steps = trainer.step();
-    for (const auto& [name, tensor] : model)
-      for (const float value : tensor.to_vector<float>()) found.weights.push_back(value);
-  });
-  return found;
-}
 
 const char* const automatic = R"({
   "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",

@@ -16,6 +16,7 @@
 #include "nn/init.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "tests/apart.h"
+#include "tests/devices.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"
@@ -459,4 +460,41 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
   // joined.
   CHECK(memory_report().total.peak - before <= bytes + 2 * largest);
   CHECK(same(*again, *full));
+}
+
+TEST_CASE("pretrained: a vocabulary is resized, saved and loaded") {
+  const OnCpu on_cpu;
+  for (const bool tied : {true, false}) {
+    CAPTURE(tied);
+    manual_seed(4);
+    nn::GPT model({.vocab = 10, .context = 8, .layers = 1, .width = 8, .heads = 2, .tied = tied});
+    model.eval();
+    const Tensor ids = Tensor::from<int64_t>({1, 2, 3, 9}, {1, 4});
+    const Tensor before = model(ids).tensor(), table = model.tokens_table.weight.tensor().clone();
+    CHECK(nn::resize_token_embeddings(model, 13, 4) == 16);
+    CHECK(model.o.vocab == 16);
+    CHECK(model.head.weight.shape() == Shape{16, 8});
+    CHECK(model.parameters().size() == nn::GPT(model.o).parameters().size());
+    CHECK(model.tokens_table.weight.requires_grad());
+    CHECK(equal(model.tokens_table.weight.tensor().narrow(0, 0, 10).contiguous(), table));
+    for (const int64_t row : {10, 15})
+      CHECK(allclose(model.tokens_table.weight.tensor().narrow(0, row, 1).contiguous(), mean(table, {0}, true), 1e-6,
+                     1e-7));
+    CHECK(allclose(model(ids).tensor().narrow(2, 0, 10).contiguous(), before, 1e-5, 1e-6));
+    model.loss(ids, Tensor::from<int64_t>({2, 3, 15, 0}, {1, 4})).backward();
+    CHECK(model.head.weight.grad().shape() == Shape{16, 8});
+    const TempDir to;
+    nn::save_pretrained(model, to.str());
+    CHECK(equal((*nn::from_pretrained(to.str()))(ids).tensor(), model(ids).tensor()));
+    CHECK(nn::resize_token_embeddings(model, 10) == 10);
+    CHECK(equal(model(ids).tensor(), before));
+  }
+  nn::GPT model({.vocab = 300, .context = 8, .layers = 1, .width = 64, .heads = 2});
+  CHECK_ERROR(nn::resize_token_embeddings(model, 0), "expected a vocabulary from 1 to 2147483647 tokens, got 0");
+  CHECK_ERROR(nn::resize_token_embeddings(model, 5, 0), "expected pad_to_multiple_of >= 1, got 0");
+  nn::quantize(model, nn::quantize_options("row8"));
+  CHECK_ERROR(nn::resize_token_embeddings(model, 301), "resize before quantize()");
+  const nn::BuildEmpty scope;
+  nn::GPT empty({.vocab = 10, .context = 8, .layers = 1, .width = 8, .heads = 2});
+  CHECK_ERROR(nn::resize_token_embeddings(empty, 12), "these are empty or sharded");
 }

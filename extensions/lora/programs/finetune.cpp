@@ -8,11 +8,13 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "apps/gpt_commands.h"
 #include "data/files.h"
 #include "data/text.h"
 #include "engine/config_table.h"
+#include "extensions/generation/text_table.h"
 #include "extensions/hugging_face/arguments.h"
 #include "nn/init.h"
 #include "train/cli.h"
@@ -29,7 +31,7 @@ using data::Json;
 
 struct FinetuneOptions {
   TrainingArguments args;
-  std::string model, tokenizer, train_file, validation_file, resume, greater_is_better;
+  std::string model, tokenizer, train_file, validation_file, resume, greater_is_better, schedule, report_to;
   bool do_train = false, do_eval = false;
   int64_t block_size = 0, validation_percent = 5;
   double warmup_ratio = 0;
@@ -47,6 +49,17 @@ data::DatasetPtr<data::Example> blocks_of(const data::Tokens& tokens, int64_t bl
       data::TensorDataset(all.narrow(1, 0, block - 1).contiguous(), all.narrow(1, 1, block - 1).contiguous()));
 }
 
+/// The tokens of a table's texts, one text after the other, as run_clm.py joins them.
+data::Tokens tokens_of_table(const std::string& file, const data::Tokenizer& tokenizer) {
+  std::vector<int32_t> all;
+  for (const std::string& text : data::read_text_table(file)) {
+    const std::vector<int32_t> ids = tokenizer.encode(text);
+    all.insert(all.end(), ids.begin(), ids.end());
+  }
+  LOCKSTEP_CHECK(!all.empty(), file, ": expected texts, got only empty ones; give a table with texts");
+  return data::Tokens(Tensor::from(all, {int64_t(all.size())}), "gpt finetune");
+}
+
 struct Texts {
   data::DatasetPtr<data::Example> learn, test;
 };
@@ -57,7 +70,8 @@ Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::
   LOCKSTEP_CHECK(block >= 2 && block <= sizes.context, "--block_size ", block, ": expected 2 to ", sizes.context,
                  ", the model's context");
   const auto tokens = [&](const std::string& file) {
-    data::Tokens all = load_tokens(file, *tokenizer, folder);
+    data::Tokens all =
+        data::is_text_table(file) ? tokens_of_table(file, *tokenizer) : load_tokens(file, *tokenizer, folder);
     check_rows(all, *tokenizer, sizes.vocab, file);
     return all;
   };
@@ -139,12 +153,11 @@ void check(FinetuneOptions& o) {
   LOCKSTEP_CHECK(o.warmup_ratio == 0 || a.warmup_steps == 0, "expected --warmup_ratio or --warmup_steps, got both");
   if (o.warmup_ratio > 0) a.warmup_steps = o.warmup_ratio;
   if (!o.greater_is_better.empty()) a.greater_is_better = engine::lower(o.greater_is_better) == "true";
+  if (!o.report_to.empty()) a.report_to = {o.report_to};
+  if (!o.schedule.empty()) a.lr_scheduler_kwargs = data::parse_json(o.schedule, "--lr_scheduler_kwargs");
   const std::string resume = engine::lower(o.resume);
   if (resume == "true") a.resume_from_checkpoint = true;
   else if (!o.resume.empty() && resume != "false") a.resume_from_checkpoint = o.resume;
-  for (const std::string& file : {o.train_file, o.validation_file})
-    LOCKSTEP_CHECK(!file.ends_with(".json") && !file.ends_with(".jsonl") && !file.ends_with(".csv"), file,
-                   ": expected a plain text; write the texts of this table to a .txt file and pass that");
 }
 
 void add_command(CLI::App& app) {
@@ -156,8 +169,8 @@ void add_command(CLI::App& app) {
   model("--model_name_or_path", o->model, "Hugging Face folder to start from; FOLDER,lora=8 trains adapters only")
       ->required();
   model("--tokenizer_name", o->tokenizer, "folder of a tokenizer (default: the model's)");
-  model("--train_file", o->train_file, "text to learn, or a .tokens file");
-  model("--validation_file", o->validation_file, "text for evaluation, or a .tokens file");
+  model("--train_file", o->train_file, "text to learn, or a .tokens file, or texts in a .jsonl, .json or .csv file");
+  model("--validation_file", o->validation_file, "text for evaluation, or one of these files");
   model("--validation_split_percentage", o->validation_percent,
         "without --validation_file: percentage of --train_file, from its end", integer(1, 99));
   model("--block_size", o->block_size, "tokens of a sample (0: the model's context, at most 1024)",
@@ -170,15 +183,22 @@ void add_command(CLI::App& app) {
   training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples per batch in evaluation", count);
   training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
            count);
-  training("--learning_rate", a.learning_rate, "learning rate of AdamW", number(0, 1e6));
-  training("--weight_decay", a.weight_decay, "weight decay of all parameters", number(0, 1e6));
+  training("--learning_rate", a.learning_rate, "learning rate", number(0, 1e6));
+  training("--weight_decay", a.weight_decay, "weight decay of matrices", number(0, 1e6));
   training("--adam_beta1", a.adam_beta1, "decay of the mean of gradients", number(0, 1));
   training("--adam_beta2", a.adam_beta2, "decay of the mean of their squares", number(0, 1));
   training("--adam_epsilon", a.adam_epsilon, "added to the denominator", number(0, 1));
   training("--max_grad_norm", a.max_grad_norm, "clip gradients to this norm (0: no clipping)", number(0, 1e12));
   training("--num_train_epochs", a.num_train_epochs, "passes over the text", steps);
   training("--max_steps", a.max_steps, "above 0: number of steps, replaces epochs", integer(-1, steps_limit));
-  training("--lr_scheduler_type", a.lr_scheduler_type, "linear, constant, constant_with_warmup, cosine, polynomial");
+  training("--optim", a.optim, "optimizer: adamw_torch, adamw_8bit, adafactor, sgd, adagrad, rmsprop, lion_32bit ...");
+  training("--lr_scheduler_type", a.lr_scheduler_type,
+           "linear, constant, constant_with_warmup, cosine, cosine_with_restarts, cosine_with_min_lr, polynomial, "
+           "inverse_sqrt, warmup_stable_decay, reduce_lr_on_plateau");
+  training("--lr_scheduler_kwargs", o->schedule, "its options as JSON: {\"num_cycles\": 2}");
+  training("--label_smoothing_factor", a.label_smoothing_factor, "part of the target that all tokens share",
+           number(0, 1));
+  training("--gradient_checkpointing", a.gradient_checkpointing, "recompute blocks in backward, to save memory");
   training("--warmup_steps", a.warmup_steps, "steps up to --learning_rate; below 1: a part of all", number(0, 1e12));
   training("--warmup_ratio", o->warmup_ratio, "warm-up as a fraction of all steps", number(0, 1));
   training("--dataloader_drop_last", a.dataloader_drop_last, "drop the last incomplete micro-batch");
@@ -188,6 +208,13 @@ void add_command(CLI::App& app) {
   training("--deepspeed", a.deepspeed,
            "DeepSpeed's configuration, which must agree with these options or say \"auto\"");
   folder("--output_dir", a.output_dir, "folder for checkpoints, trainer_state.json and the trained model");
+  folder("--overwrite_output_dir", a.overwrite_output_dir, "replace a run that --output_dir holds");
+  folder("--report_to", o->report_to, "none, all, tensorboard: where the log goes besides trainer_state.json");
+  folder("--logging_dir", a.logging_dir, "folder for TensorBoard (default: runs in --output_dir)");
+  folder("--early_stopping_patience", a.early_stopping_patience,
+         "stop after this many evaluations without improvement (0: never)", integer(0, steps_limit));
+  folder("--early_stopping_threshold", a.early_stopping_threshold, "an improvement by this much or less counts as none",
+         number(0, 1e12));
   folder("--eval_strategy,--evaluation_strategy", a.eval_strategy, "no, steps, epoch: when to evaluate");
   folder("--eval_steps", a.eval_steps, "steps between evaluations; below 1: a part of all", steps);
   folder("--save_strategy", a.save_strategy, "steps, epoch: when to save");
@@ -225,8 +252,14 @@ void add_command(CLI::App& app) {
 /// For `gpt finetune`, --train-file becomes --train_file, and --fp16 True becomes --fp16=True.
 std::vector<std::string> normalized(const std::vector<std::string>& words) {
   if (words.size() < 2 || words[1] != "finetune") return words;
-  static const std::vector<std::string> flags = {
-      "do_train", "do_eval", "fp16", "bf16", "dataloader_drop_last", "load_best_model_at_end"};
+  static const std::vector<std::string> flags = {"do_train",
+                                                 "do_eval",
+                                                 "fp16",
+                                                 "bf16",
+                                                 "dataloader_drop_last",
+                                                 "load_best_model_at_end",
+                                                 "overwrite_output_dir",
+                                                 "gradient_checkpointing"};
   std::vector<std::string> all(words.begin(), words.begin() + 2);
   for (size_t i = 2; i < words.size(); ++i) {
     std::string word = words[i];

@@ -89,8 +89,11 @@ TEST_CASE("adapter: options that would be another adapter are refused by name, a
   const auto base = [] { return nn::from_pretrained(nn::adapter_base(adapters + "/llama")); };
   const std::pair<const char*, const char*> said[]{{"use_dora", "true"},
                                                    {"loftq_config", R"({"loftq_bits": 4})"},
-                                                   {"rank_pattern", R"({"q_proj": 4})"},
-                                                   {"alpha_pattern", R"({"q_proj": 4})"},
+                                                   {"rank_pattern", "[4]"},
+                                                   {"rank_pattern", R"({"q_proj": 0})"},
+                                                   {"rank_pattern", R"({"q_proj": 1.5})"},
+                                                   {"alpha_pattern", R"({"q_proj": "x"})"},
+                                                   {"alpha_pattern", R"({"q_proj(": 4})"},
                                                    {"layers_to_transform", "[0]"},
                                                    {"layer_replication", "[[0, 1]]"},
                                                    {"lora_bias", "true"},
@@ -102,7 +105,9 @@ TEST_CASE("adapter: options that would be another adapter are refused by name, a
                                                    {"init_lora_weights", R"("pissa")"},
                                                    {"peft_type", R"("ADALORA")"},
                                                    {"task_type", R"("SEQ_CLS")"},
-                                                   {"target_modules", R"(".*_proj")"},
+                                                   {"target_modules", R"(".*_prj")"},
+                                                   {"target_modules", R"("(.*_proj")"},
+                                                   {"target_modules", "5"},
                                                    {"target_modules", R"(["q_proj", "w_proj"])"},
                                                    {"target_modules", R"(["q_proj"])"},
                                                    {"target_modules", R"("all-linear")"},
@@ -147,4 +152,52 @@ TEST_CASE("adapter: saving is an Error if peft has no name for a part") {
   CHECK(contains(refusal("gpt2", {.targets = {"q_proj"}}), "use in_proj"));
   CHECK(contains(refusal("gpt2", {.modules_to_save = {"head"}}), "tied to the head"));
   CHECK(refusal("gpt2", {.modules_to_save = {"mlp.up"}}) == "(no error)");
+}
+
+TEST_CASE("adapter: regular expressions choose the Linears, as their list does") {
+  const OnCpu on_cpu;
+  const auto expected = data::SafeTensors::open(adapters + "/llama/expected.safetensors");
+  for (const char* pattern :
+       {R"(.*\.(self_attn\.[qkv]|mlp\.down)_proj)", R"(model\.layers\.\d+\..*(q|k|v|down)_proj$)"}) {
+    AdapterFolder folder;
+    folder.config["target_modules"] = pattern;
+    const auto model = nn::from_pretrained(nn::adapter_base(adapters + "/llama"), {.dtype = f32});
+    nn::load_adapter(*model, folder.write());
+    CHECK(max_difference((*model)(expected.tensor("input_ids")).tensor(), expected.tensor("logits")) <= 1e-5);
+  }
+}
+
+TEST_CASE("adapter: ranks and alphas of single targets, saved, loaded and merged") {
+  const OnCpu on_cpu;
+  const auto base = [] { return nn::from_pretrained(nn::adapter_base(adapters + "/llama"), {.dtype = f64}); };
+  const auto model = base(), again = base();
+  nn::Lora lora = nn::add_lora(*model, {.r = 3,
+                                        .alpha = 6,
+                                        .targets = {"q_proj", "v_proj", "down"},
+                                        .rank_pattern = {{"v_proj", 5}, {"attention.v_proj", 2}},
+                                        .alpha_pattern = {{"down", 9}}});
+  for (const nn::Lora::Adapter& one : lora.adapters())
+    for (const nn::Linear& b : one.low_rank->b) b.weight.tensor().copy_(mul_scalar(randn(b.weight.shape()), 0.1));
+  const nn::LowRank &first = *lora.adapters()[0].low_rank, &down = *lora.adapters()[1].low_rank;
+  CHECK(first.a.weight.size(0) == 3 + 2);
+  CHECK(first.parts[1].scale == 3);  // 6 / 2
+  CHECK(down.parts[0].scale == 3);   // 9 / 3
+  const Tensor ids = randint(0, model->o.vocab, {2, 7});
+  const Tensor logits = (*model)(ids).tensor();
+  const TempDir to;
+  nn::save_adapter(*model, lora, to.str(), nn::adapter_base(adapters + "/llama"));
+  const Json config = data::read_json(to / "adapter_config.json");
+  CHECK(config.at("rank_pattern").at("model.layers.0.self_attn.v_proj") == Json(2));
+  CHECK(config.at("alpha_pattern").at("model.layers.0.mlp.down_proj") == Json(9.));
+  nn::load_adapter(*again, to.str());
+  CHECK(equal((*again)(ids).tensor(), logits));
+  lora.merge();
+  CHECK(max_difference((*model)(ids).tensor(), logits) < 1e-9);
+  const auto refused = [&](const nn::LoraOptions& options) {
+    const auto fresh = base();
+    return message([&] { nn::add_lora(*fresh, options); });
+  };
+  CHECK(contains(refused({.rank_pattern = {{"down", 4}}}), "rank_pattern: expected names of targets, got 'down'"));
+  CHECK(contains(refused({.rank_pattern = {{"q_proj", 0}}}), "q_proj: expected a rank in [1, 1048576], got 0"));
+  CHECK(contains(refused({.alpha_pattern = {{"q_proj", -1}}}), "expected a finite alpha > 0, got -1"));
 }

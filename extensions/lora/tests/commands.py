@@ -75,6 +75,16 @@ with tempfile.TemporaryDirectory() as folder:
     refused("an unknown target", [*start, f"{base},lora=4,targets=q_prj"], "did you mean q_proj?")
     refused("--parallel dp", [*start, f"{base},lora=4", "--parallel", "dp:2"], "cannot be combined with --parallel dp", code=2)
     refused("a base that is gone", ["gpt", "sample", GOLDEN, "--ids", "1"], "config.json")
+    away = d / "away"
+    away.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (away / name).write_bytes((adapter / name).read_bytes())
+    (away / "adapter_config.json").write_text(json.dumps(dict(json.loads((adapter / "adapter_config.json").read_text()), base_model_name_or_path="org/name")))
+    texts = [run("gpt", "sample", *model, "--prompt", "sphinx ", "--tokens", 20, "--greedy") for model in ((adapter,), (away, "--base-model", base))]
+    check("a base by its folder", all(r.returncode == 0 for r in texts) and texts[0].stdout == texts[1].stdout, texts[1].stderr)
+    refused("an adapter of a hub's model", ["gpt", "sample", away, "--ids", "1"], "give its folder (--base-model)")
+    refused("a base that is no model", ["gpt", "sample", away, "--base-model", d, "--ids", "1"], "which has no model.safetensors")
+    refused("a base for a model", ["gpt", "sample", base, "--base-model", base, "--ids", "1"], "leave --base-model out")
     (d / "gone").mkdir()
     (d / "gone/adapter_config.json").write_text(json.dumps(dict(peft_type="LORA", base_model_name_or_path="somewhere/else")))
     refused("an adapter without its base", ["gpt", "sample", d / "gone", "--ids", "1"], "expected base_model_name_or_path to be the folder of a model, got 'somewhere/else'")
