@@ -1,4 +1,4 @@
-// fail(), the only place that throws Errors (set a breakpoint here), and the escaping of their text.
+// fail(), which throws Errors (set a breakpoint here), and the escaping of their text.
 #include "base/check.h"
 
 #include "base/printable.h"

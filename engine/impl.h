@@ -17,6 +17,7 @@
 #include "engine/step_graphs.h"
 #include "nn/layer_list.h"
 #include "parallel/activation_checkpoints.h"
+#include "tensor/memory.h"
 
 namespace lockstep::engine {
 
@@ -257,6 +258,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   std::vector<std::pair<Variable, int>> gradient_hooks;
   std::vector<int> module_hooks;
   nn::Module::Calls model_calls;
+  std::shared_ptr<const MemoryAdvice> memory_advice;  // for errors of this thread, see memory_advice.h
 };
 
 }  // namespace lockstep::engine
