@@ -11,9 +11,8 @@
 #include <ostream>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "base/printable.h"
+#include "base/check.h"
 #include "tensor/backend.h"
 #include "tensor/pages.h"
 
@@ -223,9 +222,6 @@ LargeCache& large_cache() {
   return cache;
 }
 
-// Not owned: an adviser, such as an engine, removes its advice by destroying it.
-thread_local std::vector<std::weak_ptr<const MemoryAdvice>> advisers;
-
 [[noreturn]] void fail_allocation(size_t bytes) {
   fail_out_of_memory(str("[memory] could not allocate ", bytes, " bytes"));
 }
@@ -242,25 +238,6 @@ std::string_view name_of(Memory category) {
   constexpr std::string_view names[] = {"parameter",     "gradient", "optimizer", "activation",
                                         "communication", "other",    "offload"};
   return names[int(category)];
-}
-
-void add_memory_advice(const std::shared_ptr<const MemoryAdvice>& advice) {
-  std::erase_if(advisers, [](const auto& one) { return one.expired(); });
-  advisers.push_back(advice);
-}
-
-void fail_out_of_memory(const std::string& what, Device device) {
-  std::string advice;
-  auto asked = std::exchange(advisers, {});  // an adviser that runs out of memory itself finds nobody to ask
-  for (const auto& one : asked) {
-    try {
-      if (const auto adviser = one.lock()) advice += (*adviser)(device);
-    } catch (const std::exception&) {}  // NOLINT: the ledger is shown without this advice
-  }
-  advisers = std::move(asked);
-  if (advice.empty()) advice = "A smaller batch, activation checkpointing, bf16, or ZeRO with offload need less.";
-  throw OutOfMemory(printable(
-      str(what, "; held now:\n", memory_limit(device) > 0 ? device_memory(device) : memory_report(device), advice)));
 }
 
 MemoryScope::MemoryScope(Memory category) : previous_(current_category) { current_category = category; }

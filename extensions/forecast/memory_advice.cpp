@@ -70,8 +70,8 @@ class Changes {
     return held;
   }
 
-  void add(double saves, const std::string& what, const std::string& how) {
-    if (saves >= 1) all_.push_back({saves, str(what, ": saves ", how, memory_text(int64_t(saves)))});
+  void add(double saves, const std::string& what, const std::string& roughly) {
+    if (saves >= 1) all_.push_back({saves, str(what, ": saves ", roughly, memory_text(int64_t(saves)))});
   }
   /// Adds a change of the configuration, unless it is not allowed. beside: further bytes that it saves. Returns the
   /// bytes of state after it.
@@ -105,7 +105,8 @@ class Changes {
           is_cut ? "pipeline.activation_checkpoint_interval from 0 to 1" : "activation_checkpointing.enabled",
           "up to ");
     if (parameter_dtype(config_) == f32)
-      try_config("bf16.enabled", [](Config& c) { c.bf16.enabled = true; }, held / 2);
+      try_config(
+          "bf16.enabled", [](Config& c) { c.bf16.enabled = true; }, held / 2);
   }
 
   void add_state() {
@@ -130,8 +131,8 @@ class Changes {
           c.zero_optimization.offload_optimizer.nvme_path = ".";
         });
       if (z.offload_param.device < to || z.stage < 3)
-        try_config(str(z.stage < 3 ? "zero_optimization.stage 3 and " : "zero_optimization.",
-                       "offload_param.device ", device, to == Offload::nvme ? " and max_in_cpu 0" : ""),
+        try_config(str(z.stage < 3 ? "zero_optimization.stage 3 and " : "zero_optimization.", "offload_param.device ",
+                       device, to == Offload::nvme ? " and max_in_cpu 0" : ""),
                    [&](Config& c) {
                      c.zero_optimization.stage = 3;
                      c.zero_optimization.offload_param.device = to;

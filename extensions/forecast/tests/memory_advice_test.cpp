@@ -90,8 +90,7 @@ TEST_CASE("out of memory: what changes of the activations save") {
   CHECK(contains(said, "\nTo need less memory, change the configuration; on a rank:\n"));
   const auto activations = double(memory_report().category[size_t(Memory::activation)].peak);
   CHECK(activations > 1e5);
-  const std::string halved =
-      "train_micro_batch_size_per_gpu from 4 to 2, and gradient_accumulation_steps from 3 to 6";
+  const std::string halved = "train_micro_batch_size_per_gpu from 4 to 2, and gradient_accumulation_steps from 3 to 6";
   CHECK(saved_by(said, halved) == "about " + memory_text(int64_t(activations / 2)));
   CHECK(saved_by(said, "activation_checkpointing.enabled") == "up to " + memory_text(int64_t(activations * 0.75)));
   CHECK(saved_by(said, "bf16.enabled").starts_with("up to "));
