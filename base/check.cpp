@@ -1,9 +1,16 @@
 // fail(), which throws Errors (set a breakpoint here), and the escaping of their text.
 #include "base/check.h"
 
+#include <locale>
+#include <sstream>
+
 #include "base/printable.h"
 
 namespace lockstep {
+
+TextWriter::TextWriter() : out(*new std::ostringstream) { out.imbue(std::locale::classic()); }
+TextWriter::~TextWriter() { delete &out; }
+std::string TextWriter::text() const { return static_cast<std::ostringstream&>(out).str(); }
 
 void fail(const std::string& message) { throw Error(printable(message)); }
 
