@@ -216,6 +216,7 @@ template <class S, class B> typename DataLoader<S, B>::Iterator DataLoader<S, B>
   return iterator;
 }
 
+/// Copies the options, and changes those that the caller gives.
 template <class S, class B>
 DataLoader<S, B> DataLoader<S, B>::dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
   Options o = options_;
@@ -226,6 +227,7 @@ DataLoader<S, B> DataLoader<S, B>::dealt(Sampler sampler, int64_t batch_size, in
   return DataLoader(dataset_, std::move(o));
 }
 
+/// Reads the samples of a batch, as rows of the dataset if it can give these, and joins them.
 template <class S, class B>
 B DataLoader<S, B>::make_batch(const Dataset<S>& dataset, const std::function<B(std::vector<S>)>& collate, bool by_rows,
                                std::span<const int64_t> wanted, RandomState key, std::atomic<int64_t>& at) {
