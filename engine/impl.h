@@ -96,8 +96,13 @@ struct StepTimes {
   bool timing_forward = false;
 };
 
+/// What errors of this thread say when memory runs out, see memory_advice.h.
+struct Advising {
+  std::shared_ptr<const MemoryAdvice> memory_advice;
+};
+
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
-struct EngineBase::Impl : RunningStep, Counters, StepTimes {
+struct EngineBase::Impl : RunningStep, Counters, StepTimes, Advising {
   struct Agreed;
   /// Checks the configuration and the plan (the parallelisms to combine), and stores both in an Agreed. Then calls the
   /// constructor below, which builds everything.
@@ -260,7 +265,6 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   std::vector<std::pair<Variable, int>> gradient_hooks;
   std::vector<int> module_hooks;
   nn::Module::Calls model_calls;
-  std::shared_ptr<const MemoryAdvice> memory_advice;  // for errors of this thread, see memory_advice.h
 };
 
 }  // namespace lockstep::engine

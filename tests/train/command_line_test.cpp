@@ -34,58 +34,47 @@ TEST_CASE("command line: numbers are read in the C locale, whatever the program'
 }
 
 TEST_CASE("command line: a program with options of its own, without CLI11") {
-  struct Values {
+  struct Row {
+    std::vector<std::string> words;
+    std::string values;  ///< in the program's body; "": the command line is refused, and the body does not run
+  };
+  for (const Row& row : {
+           Row{{}, "0 3 4 5 0.5 0.25 a 0"},
+           Row{{"--flag", "-c", "7", "--large", "9000000000"}, "1 7 9000000000 5 0.5 0.25 a 0"},
+           Row{{"--natural", "0", "--part", "0.125", "--rate", "1e-3"}, "0 3 4 0 0.125 0.001 a 0"},
+           Row{{"--word", "b", "--words", "x", "--words", "y", "--seed", "3"}, "0 3 4 5 0.5 0.25 b 2"},
+           Row{{"--count", "3000000000"}, ""},  // beyond an int
+           Row{{"--natural", "-1"}, ""}, Row{{"--rate", "2"}, ""}, Row{{"--rate", "nan"}, ""}, Row{{"--word", "c"}, ""},
+           Row{{"--depth", "1"}, ""}, Row{{"--batch", "0"}, ""},  // an option of all programs
+       }) {
+    CAPTURE(row.words.size() > 0 ? row.words[0] : "");
+    std::vector<std::string> words{"program"};
+    words.insert(words.end(), row.words.begin(), row.words.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
     bool flag = false;
     int count = 3;
     int64_t large = 4;
     uint64_t natural = 5;
     float part = 0.5F;
     double rate = 0.25;
-    std::string word = "a";
-    std::vector<std::string> words;
-    friend bool operator==(const Values&, const Values&) = default;
-  };
-  struct Row {
-    std::vector<std::string> words;
-    int code;
-    Values values;  ///< in the program's body, which runs if the code is 0
-  };
-  const Row rows[] = {
-      {{}, 0, {}},
-      {{"--flag", "-c", "7", "--large", "9000000000"}, 0, {.flag = true, .count = 7, .large = 9000000000}},
-      {{"--natural", "0", "--part", "0.125", "--rate", "1e-3"}, 0, {.natural = 0, .part = 0.125F, .rate = 1e-3}},
-      {{"--word", "b", "--words", "x", "--words", "y", "--seed", "3"}, 0, {.word = "b", .words = {"x", "y"}}},
-      {{"--count", "3000000000"}, 2, {}},  // beyond an int
-      {{"--count", "1.5"}, 2, {}},
-      {{"--natural", "-1"}, 2, {}},
-      {{"--rate", "2"}, 2, {}},
-      {{"--rate", "nan"}, 2, {}},
-      {{"--word", "c"}, 2, {}},
-      {{"--depth", "1"}, 2, {}},
-      {{"--batch", "0"}, 2, {}},  // an option of all programs
-      {{"more"}, 2, {}},
-  };
-  for (const Row& row : rows) {
-    CAPTURE(row.words.size() > 0 ? row.words[0] : "");
-    std::vector<std::string> words{"program"};
-    words.insert(words.end(), row.words.begin(), row.words.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    Values v;
-    bool ran = false;
+    std::string word = "a", found;
+    std::vector<std::string> list;
     const int code = train::program(int(argv.size()), argv.data(), "a test",
-                                    {{"--flag", &v.flag, "a flag"},
-                                     {"-c,--count", &v.count, "an int"},
-                                     {"--large", &v.large, "a number", train::integer(1, INT64_MAX)},
-                                     {"--natural", &v.natural, "a natural number"},
-                                     {"--part", &v.part, "a part"},
-                                     {"--rate", &v.rate, "a rate", train::number(0, 1)},
-                                     {"--word", &v.word, "a word", train::one_of({"a", "b"})},
-                                     {"--words", &v.words, "words"}},
-                                    [&](train::TrainJob&) { ran = true; });
-    CHECK(code == row.code);
-    CHECK(ran == (row.code == 0));
-    if (ran) CHECK(v == row.values);
+                                    {{"--flag", &flag},
+                                     {"-c,--count", &count, "an int"},
+                                     {"--large", &large, "a number", train::integer(1, INT64_MAX)},
+                                     {"--natural", &natural},
+                                     {"--part", &part},
+                                     {"--rate", &rate, "a rate", train::number(0, 1)},
+                                     {"--word", &word, "a word", train::one_of({"a", "b"})},
+                                     {"--words", &list}},
+                                    [&](train::TrainJob&) {
+                                      found = str(flag, " ", count, " ", large, " ", natural, " ", part, " ", rate, " ",
+                                                  word, " ", list.size());
+                                    });
+    CHECK(found == row.values);
+    CHECK(code == (row.values.empty() ? 2 : 0));
   }
   char name[] = "program";
   char* argv[] = {name, nullptr};
@@ -95,5 +84,5 @@ TEST_CASE("command line: a program with options of its own, without CLI11") {
   };
   CHECK(code_of({"--steps", &own, "steps"}) == 2);  // all training programs have this one
   CHECK(code_of({"--own", &own, "required", {}, true}) == 2);
-  CHECK(code_of({"--own", &own, "not required"}) == 0);
+  CHECK(code_of({"--own", &own}) == 0);
 }
