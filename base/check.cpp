@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <locale>
+#include <sstream>
 #include <thread>
 
 #include "base/output_file.h"
@@ -40,6 +42,10 @@ void end_by_uncaught() {
 }
 
 }  // namespace
+
+TextWriter::TextWriter() : out(*new std::ostringstream) { out.imbue(std::locale::classic()); }
+TextWriter::~TextWriter() { delete &out; }
+std::string TextWriter::text() const { return static_cast<std::ostringstream&>(out).str(); }
 
 void fail(const std::string& message) { throw Error(printable(message)); }
 

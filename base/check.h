@@ -2,8 +2,7 @@
 // Errors. Every public function checks its arguments before it allocates or changes anything, and throws an Error with
 // the text "[op] expected ..., got ...".
 #include <exception>
-#include <locale>
-#include <sstream>
+#include <ostream>
 #include <stdexcept>
 #include <string>
 
@@ -34,13 +33,22 @@ int report_error(const std::exception& error, const std::string& prefix = "") no
 /// Sets a function that is called with an exception that nobody catches, before the process ends.
 void on_uncaught(void (*tell)(const std::exception_ptr& error)) noexcept;
 
+/// Text that is written to a stream. Not inline: every LOCKSTEP_CHECK of a user's program would compile the stream.
+class TextWriter {
+ public:
+  TextWriter();
+  ~TextWriter();
+  TextWriter(const TextWriter&) = delete;
+  std::string text() const;  ///< the text so far
+  std::ostream& out;         ///< formats numbers as in C
+};
+
 /// Joins its arguments with operator<<: str("expected ", 3, ", got ", shape). Numbers are formatted as in C, whatever
 /// the program's locale.
 template <class... Args> std::string str(const Args&... args) {
-  std::ostringstream out;
-  out.imbue(std::locale::classic());
-  (out << ... << args);
-  return out.str();
+  TextWriter writer;
+  (writer.out << ... << args);
+  return writer.text();
 }
 
 /// Throws Error(message).

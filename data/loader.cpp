@@ -138,4 +138,6 @@ std::shared_ptr<void> LoaderLoop::make_here() {
 
 }  // namespace detail
 
+template class DataLoader<Example>;
+
 }  // namespace lockstep::data

@@ -131,23 +131,7 @@ template <class S = Example, class B = S> class DataLoader {
   template <IsDataset D>
   explicit DataLoader(const D& dataset, Options options = {})
       : DataLoader(DatasetPtr<S>(share(dataset)), std::move(options)) {}
-  explicit DataLoader(DatasetPtr<S> dataset, Options options = {})
-      : dataset_(std::move(dataset)), options_(std::move(options)) {
-    const Options& o = options_;
-    progress_ =
-        std::make_shared<detail::LoaderProgress>(dataset_->size(), o.batch_size, o.shuffle, o.sampler, o.drop_last,
-                                                 o.workers, o.prefetch, o.in_order, o.seed, o.timeout, o.world);
-    constexpr bool has_default = requires(std::vector<S> samples) {
-      { data::collate(samples) } -> std::same_as<B>;
-    };
-    if constexpr (has_default) {
-      if (!options_.collate)
-        options_.collate = [](std::vector<S> samples) { return data::collate(samples); }, default_collate_ = true;
-    }
-    LOCKSTEP_CHECK(
-        options_.collate,
-        "[DataLoader] expected a collate function: samples of this type have none; set LoaderOptions::collate");
-  }
+  explicit DataLoader(DatasetPtr<S> dataset, Options options = {});
 
   /// One pass over the batches of an epoch. Destroying it stops and joins its threads.
   class Iterator {
@@ -164,25 +148,7 @@ template <class S = Example, class B = S> class DataLoader {
   };
 
   /// Starts an epoch: the next one, or the (rest of the) epoch set by load_state() or set_epoch().
-  Iterator begin() {
-    auto indices = std::make_shared<std::vector<int64_t>>();
-    const int64_t loop = progress_->start(*indices);
-    const Options& o = options_;
-    // The closure owns everything that it uses: a stuck worker may outlive the loop and the loader.
-    auto make = [dataset = dataset_, collate = o.collate, by_rows = default_collate_, size = o.batch_size, indices,
-                 key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](
-                    int64_t batch, std::atomic<int64_t>& at) -> std::shared_ptr<void> {
-      const auto wanted = std::span<const int64_t>(*indices).subspan(size_t(batch * size));
-      return std::make_shared<B>(
-          make_batch(*dataset, collate, by_rows, wanted.first(std::min(wanted.size(), size_t(size))), key, at));
-    };
-    Iterator iterator;
-    iterator.loop_ =
-        std::make_shared<detail::LoaderLoop>(progress_, loop, std::move(make), o.workers,
-                                             int64_t(o.workers) * (o.prefetch ? o.prefetch : 2), o.in_order, o.timeout);
-    iterator.loop_->fetch();
-    return iterator;
-  }
+  Iterator begin();
   std::default_sentinel_t end() const { return {}; }  ///< end of the epoch
 
   int64_t size() const { return progress_->batches(); }           ///< batches in an epoch
@@ -193,14 +159,7 @@ template <class S = Example, class B = S> class DataLoader {
   uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
   /// Returns a loader over the same dataset with the same seed and options, but with this sampler, this batch size and
   /// this number of ranks (world), and with neither shuffle nor drop_last.
-  DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
-    Options o = options_;
-    if (default_collate_) o.collate = nullptr;
-    o.batch_size = batch_size, o.sampler = std::move(sampler), o.world = world;
-    o.shuffle = o.drop_last = false;
-    o.seed = seed();
-    return DataLoader(dataset_, std::move(o));
-  }
+  DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const;
   /// The position after the batches that the loop has received. Prefetched batches do not count, so a resumed run
   /// neither skips nor repeats samples.
   LoaderState state() const { return progress_->state(); }
@@ -209,38 +168,96 @@ template <class S = Example, class B = S> class DataLoader {
 
  private:
   static B make_batch(const Dataset<S>& dataset, const std::function<B(std::vector<S>)>& collate, bool by_rows,
-                      std::span<const int64_t> wanted, RandomState key, std::atomic<int64_t>& at) {
-    if constexpr (std::same_as<S, B>) {
-      if (by_rows) {
-        at = wanted[0];
-        key.micro_batch = uint64_t(wanted[0]);
-        const RandomScope scope(key);
-        if (auto batch = dataset.get_batch(wanted)) {
-          check_mapped_files();
-          return std::move(*batch);
-        }
-      }
-    }
-    std::vector<S> samples;
-    for (const int64_t index : wanted) {
-      at = index;
-      key.micro_batch = uint64_t(index);
-      const RandomScope scope(key);
-      samples.push_back(dataset.get(index));
-    }
-    key.micro_batch = uint64_t(wanted[0]);
-    key.call = uint64_t(1) << 32;  // collate must not draw the numbers of the first sample again
-    const RandomScope scope(key);
-    B batch = collate(std::move(samples));
-    check_mapped_files();
-    return batch;
-  }
+                      std::span<const int64_t> wanted, RandomState key, std::atomic<int64_t>& at);
 
   DatasetPtr<S> dataset_;
   Options options_;
   bool default_collate_ = false;
   std::shared_ptr<detail::LoaderProgress> progress_;
 };
+
+// Not inside of the class, so that they are not inline: the library has those of the default type.
+template <class S, class B>
+DataLoader<S, B>::DataLoader(DatasetPtr<S> dataset, Options options)
+    : dataset_(std::move(dataset)), options_(std::move(options)) {
+  const Options& o = options_;
+  progress_ =
+      std::make_shared<detail::LoaderProgress>(dataset_->size(), o.batch_size, o.shuffle, o.sampler, o.drop_last,
+                                               o.workers, o.prefetch, o.in_order, o.seed, o.timeout, o.world);
+  constexpr bool has_default = requires(std::vector<S> samples) {
+    { data::collate(samples) } -> std::same_as<B>;
+  };
+  if constexpr (has_default) {
+    if (!options_.collate)
+      options_.collate = [](std::vector<S> samples) { return data::collate(samples); }, default_collate_ = true;
+  }
+  LOCKSTEP_CHECK(
+      options_.collate,
+      "[DataLoader] expected a collate function: samples of this type have none; set LoaderOptions::collate");
+}
+
+template <class S, class B> typename DataLoader<S, B>::Iterator DataLoader<S, B>::begin() {
+  auto indices = std::make_shared<std::vector<int64_t>>();
+  const int64_t loop = progress_->start(*indices);
+  const Options& o = options_;
+  // The closure owns everything that it uses: a stuck worker may outlive the loop and the loader.
+  auto make = [dataset = dataset_, collate = o.collate, by_rows = default_collate_, size = o.batch_size, indices,
+               key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](
+                  int64_t batch, std::atomic<int64_t>& at) -> std::shared_ptr<void> {
+    const auto wanted = std::span<const int64_t>(*indices).subspan(size_t(batch * size));
+    return std::make_shared<B>(
+        make_batch(*dataset, collate, by_rows, wanted.first(std::min(wanted.size(), size_t(size))), key, at));
+  };
+  Iterator iterator;
+  iterator.loop_ =
+      std::make_shared<detail::LoaderLoop>(progress_, loop, std::move(make), o.workers,
+                                           int64_t(o.workers) * (o.prefetch ? o.prefetch : 2), o.in_order, o.timeout);
+  iterator.loop_->fetch();
+  return iterator;
+}
+
+/// Copies the options, and changes those that the caller gives.
+template <class S, class B>
+DataLoader<S, B> DataLoader<S, B>::dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
+  Options o = options_;
+  if (default_collate_) o.collate = nullptr;
+  o.batch_size = batch_size, o.sampler = std::move(sampler), o.world = world;
+  o.shuffle = o.drop_last = false;
+  o.seed = seed();
+  return DataLoader(dataset_, std::move(o));
+}
+
+/// Reads the samples of a batch, as rows of the dataset if it can give these, and joins them.
+template <class S, class B>
+B DataLoader<S, B>::make_batch(const Dataset<S>& dataset, const std::function<B(std::vector<S>)>& collate, bool by_rows,
+                               std::span<const int64_t> wanted, RandomState key, std::atomic<int64_t>& at) {
+  if constexpr (std::same_as<S, B>) {
+    if (by_rows) {
+      at = wanted[0];
+      key.micro_batch = uint64_t(wanted[0]);
+      const RandomScope scope(key);
+      if (auto batch = dataset.get_batch(wanted)) {
+        check_mapped_files();
+        return std::move(*batch);
+      }
+    }
+  }
+  std::vector<S> samples;
+  for (const int64_t index : wanted) {
+    at = index;
+    key.micro_batch = uint64_t(index);
+    const RandomScope scope(key);
+    samples.push_back(dataset.get(index));
+  }
+  key.micro_batch = uint64_t(wanted[0]);
+  key.call = uint64_t(1) << 32;  // collate must not draw the numbers of the first sample again
+  const RandomScope scope(key);
+  B batch = collate(std::move(samples));
+  check_mapped_files();
+  return batch;
+}
+
+extern template class DataLoader<Example>;
 
 template <IsDataset D> DataLoader(const D&) -> DataLoader<typename D::Sample>;  ///< deduction guides
 template <IsDataset D> DataLoader(const D&, LoaderOptions<typename D::Sample>) -> DataLoader<typename D::Sample>;

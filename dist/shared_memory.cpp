@@ -15,6 +15,7 @@
 
 #include "dist/error.h"
 #include "tensor/maker.h"
+#include "tensor/memory.h"
 #include "tensor/ops.h"
 
 namespace lockstep::dist {
@@ -91,8 +92,8 @@ Segment make_segment(size_t bytes) {
   if (!made) {
     const int error = errno;
     close(s.fd);
-    fail(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ",
-             std::strerror(error), "; free memory, or use smaller tensors"));
+    fail_out_of_memory(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ",
+                           std::strerror(error), "; free memory, or use smaller tensors"));
   }
   auto* control = reinterpret_cast<ControlPage*>(s.base);
   control->magic = magic_value;

@@ -12,6 +12,7 @@
 #include "dist/control.h"
 #include "engine/check_plan.h"
 #include "engine/impl.h"
+#include "engine/memory_advice.h"
 #include "engine/section.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/random.h"
@@ -223,6 +224,13 @@ void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
 }
 
 void EngineBase::Impl::start(const InitializeArgs& args) {
+  memory_advice = std::make_shared<const MemoryAdvice>([this](Device device) {
+    std::string lines;
+    for (const MemoryAdviser adviser : memory_advisers())
+      lines += adviser({device, model, config, plan, *optimizers[0]});
+    return lines;
+  });
+  add_memory_advice(memory_advice);
   zero::ZeroOptions options = zero_options(config);
   options.nonfinite = nonfinite();
   options.experts = expert_parameters_of(args.mesh);
@@ -305,6 +313,7 @@ void EngineBase::Impl::close() noexcept {
   zero.reset();
   exchange.reset();
   participants.clear();
+  memory_advice.reset();
 }
 
 // --- the interface ---

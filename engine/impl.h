@@ -17,6 +17,8 @@
 #include "engine/step_graphs.h"
 #include "nn/layer_list.h"
 #include "parallel/activation_checkpoints.h"
+#include "tensor/memory.h"
+#include "zero/waits.h"
 
 namespace lockstep::engine {
 
@@ -24,9 +26,9 @@ namespace lockstep::engine {
 inline double milliseconds_since(double start) { return 1e3 * (steady_seconds() - start); }
 
 /// Milliseconds spent in each phase of a step. `backward` includes `inner`, in which the tape runs, and `reduce`, in
-/// which the rank waits for reduced gradients.
+/// which the rank waits for reduced gradients. read, write, gather: see zero::Waited. wait: those three and `reduce`.
 struct Breakdown {
-  double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0;
+  double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0, read = 0, write = 0, gather = 0, wait = 0;
 };
 
 /// Returns loss * factor, computed in f32 if the loss has a 16-bit dtype.
@@ -88,13 +90,19 @@ struct Counters {
 struct StepTimes {
   Breakdown times, printed_times;  // times: of the current step; printed_times: since the last printed line
   int64_t timed_steps = 0;
+  zero::Waited waited_before = zero::waited;     // at the end of the last step
   double forward_start = 0, backward_start = 0;  // by steady_seconds()
   int64_t forward_traced = 0;                    // by trace::now()
   bool timing_forward = false;
 };
 
+/// What errors of this thread say when memory runs out, see memory_advice.h.
+struct Advising {
+  std::shared_ptr<const MemoryAdvice> memory_advice;
+};
+
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
-struct EngineBase::Impl : RunningStep, Counters, StepTimes {
+struct EngineBase::Impl : RunningStep, Counters, StepTimes, Advising {
   struct Agreed;
   /// Checks the configuration and the plan (the parallelisms to combine), and stores both in an Agreed. Then calls the
   /// constructor below, which builds everything.

@@ -30,7 +30,11 @@ constexpr BreakdownName breakdown_names[] = {
     {"elapsed_time_ms_backward", "bwd", &Breakdown::backward},
     {"elapsed_time_ms_backward_inner", "bwd_inner", &Breakdown::inner},
     {"elapsed_time_ms_backward_allreduce", "bwd_allreduce", &Breakdown::reduce},
-    {"elapsed_time_ms_step", "step", &Breakdown::step}};
+    {"elapsed_time_ms_step", "step", &Breakdown::step},
+    {"elapsed_time_ms_read", "read", &Breakdown::read},
+    {"elapsed_time_ms_write", "write", &Breakdown::write},
+    {"elapsed_time_ms_gather", "gather", &Breakdown::gather},
+    {"elapsed_time_ms_wait", "wait", &Breakdown::wait}};
 
 }  // namespace
 
@@ -144,6 +148,11 @@ void EngineBase::Impl::report(const Step& step) {
                         : step.backwards * replicas() * *config.train_micro_batch_size_per_gpu;
   group->control().set_step(uint64_t(global_steps + 1));
   times.step = milliseconds_since(step.start);
+  const zero::Waited before = std::exchange(waited_before, zero::waited);
+  times.read = 1e3 * (zero::waited.read - before.read);
+  times.write = 1e3 * (zero::waited.write - before.write);
+  times.gather = 1e3 * (zero::waited.gather - before.gather);
+  times.wait = times.read + times.write + times.gather + times.reduce;
   const zero::StepReport& done = step.done;
   if (done.skipped) {
     say(str("step ", global_steps, " is skipped: the gradient of ", done.first_nonfinite,

@@ -33,6 +33,7 @@
 #include "dist/texts.h"
 #include "engine/check_plan.h"
 #include "engine/exchange.h"
+#include "engine/memory_advice.h"
 #include "engine/model_shape.h"
 #include "engine/params.h"
 #include "engine/participant.h"

@@ -223,8 +223,7 @@ LargeCache& large_cache() {
 }
 
 [[noreturn]] void fail_allocation(size_t bytes) {
-  fail(str("[memory] could not allocate ", bytes, " bytes; held now:\n", memory_report(),
-           "A smaller batch, activation checkpointing or bf16 need less."));
+  fail_out_of_memory(str("[memory] could not allocate ", bytes, " bytes"));
 }
 
 void maybe_fail(size_t bytes) {
@@ -358,9 +357,9 @@ void check_limit(size_t bytes, Device device) {
   if (limit == 0 || MemoryScope::current() == Memory::offload) return;
   const int64_t held = device_memory(device).total.current;
   if (held + int64_t(bytes) <= limit) return;
-  fail(str("[memory] ", device, " is limited to ", limit, " bytes: ", held, " are held, and ", bytes,
-           " more were wanted, ", held + int64_t(bytes) - limit,
-           " too many; take a smaller batch, or raise set_memory_limit()"));
+  fail_out_of_memory(str("[memory] ", device, " is limited to ", limit, " bytes: ", held, " are held, and ", bytes,
+                         " more were wanted, ", held + int64_t(bytes) - limit, " too many; raise set_memory_limit()"),
+                     device);
 }
 }  // namespace
 

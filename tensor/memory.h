@@ -4,9 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
+#include <memory>
+#include <string>
 #include <string_view>
 
+#include "base/check.h"
 #include "tensor/device.h"
 
 namespace lockstep {
@@ -67,8 +71,19 @@ int64_t memory_limit(Device device);
 /// 0: unknown.
 int64_t memory_size(Device device);
 
-/// Low level, for Storage: allocates memory with at least 64-byte alignment. When no memory is left, throws an Error
-/// that shows the ledger. On other devices than the CPU, the memory is for work on this thread's current stream.
+/// Thrown when memory runs out: host memory, memory shared with other ranks, or a device's. The message has the ledger.
+struct OutOfMemory : Error {
+  using Error::Error;
+};
+/// Returns what to do when memory has run out on a device: lines of text, or "".
+using MemoryAdvice = std::function<std::string(Device device)>;
+/// Adds `advice` to the messages of OutOfMemory on this thread, as long as the object exists. An engine adds its own.
+void add_memory_advice(const std::shared_ptr<const MemoryAdvice>& advice);
+/// Throws an OutOfMemory: `what`, which says what was wanted, then the ledger of `device`, then what to do.
+[[noreturn]] void fail_out_of_memory(const std::string& what, Device device = cpu);
+
+/// Low level, for Storage: allocates memory with at least 64-byte alignment. Throws an OutOfMemory when no memory is
+/// left. On other devices than the CPU, the memory is for work on this thread's current stream.
 void* allocate(size_t bytes, Device device);
 /// Frees memory that allocate() returned. `stream`: the stream that was current when allocate() was called.
 void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;

@@ -2,7 +2,9 @@
 #include "train/job.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <iostream>
+#include <limits>
 
 #include "base/check.h"
 #include "dist/control.h"
@@ -13,6 +15,7 @@
 #include "train/action.h"
 #include "train/cli.h"
 #include "train/json_paths.h"
+#include "train/option_group.h"
 
 namespace lockstep::train {
 
@@ -292,11 +295,30 @@ int run(CLI::App& app, int argc, char** argv, TrainOptions& options, const Body&
   return run_cli(app, argc, argv);
 }
 
-int run(int argc, char** argv, const std::string& about, const Body& body, TrainOptions options) {
+int program(int argc, char** argv, const std::string& about, const std::vector<ProgramOption>& own, const Body& body,
+            TrainOptions options) {
   const std::string path = argc > 0 ? argv[0] : "program";
   CLI::App app(about, path.substr(path.rfind('/') + 1));
   add_options(app, options);
+  const OptionGroup add(app);
+  const auto add_own = [&]<class T>(const ProgramOption& one, T* to) {
+    OptionCheck check = [](const std::string&) { return std::string(); };
+    if constexpr (std::is_integral_v<T>)
+      check = integer(int64_t(std::numeric_limits<T>::min()),
+                      std::is_same_v<T, uint64_t> ? INT64_MAX : int64_t(std::numeric_limits<T>::max()));
+    add(one.names, *to, one.help, one.check ? one.check : check)->required(one.required);
+  };
+  try {
+    for (const ProgramOption& one : own) std::visit([&](auto* to) { add_own(one, to); }, one.to);
+  } catch (const CLI::ConstructionError& error) {  // a wrong name, or one that all training programs have
+    std::cerr << "error: [program] expected another name for an option, got: " << error.what() << "; rename it\n";
+    return 2;
+  }
   return run(app, argc, argv, options, body);
+}
+
+int run(int argc, char** argv, const std::string& about, const Body& body, TrainOptions options) {
+  return program(argc, argv, about, {}, body, std::move(options));
 }
 
 }  // namespace lockstep::train

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/json.h"
 #include "engine/engine.h"
@@ -78,7 +79,10 @@ using Body = std::function<void(TrainJob& job)>;
 /// main() of a program without options of its own. Returns the exit code: 0 success, 1 an error, 2 wrong usage, 128 +
 /// signal if a signal stopped the run.
 int run(int argc, char** argv, const std::string& about, const Body& body, TrainOptions defaults = {});
-/// main() of a program with options of its own. Call add_options(app, options) before.
+/// run() for a program with options of its own. It needs no header of CLI11, which takes long to compile.
+int program(int argc, char** argv, const std::string& about, const std::vector<ProgramOption>& options,
+            const Body& body, TrainOptions defaults = {});
+/// program() for a program that has a CLI::App. Call add_options(app, options) before.
 int run(CLI::App& app, int argc, char** argv, TrainOptions& options, const Body& body);
 /// run() for a subcommand: runs `body` on every rank. identity: text about build and options, equal on all ranks.
 void start(const TrainOptions& options, const std::string& identity, const Body& body);

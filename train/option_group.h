@@ -1,8 +1,6 @@
 #pragma once
 // Adds options to a command of your own: puts them in a group of the help, checks their text and converts it.
 #include <cmath>
-#include <cstdint>
-#include <functional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -10,18 +8,10 @@
 
 #include "base/check.h"
 #include "base/classic_text.h"
+#include "train/options.h"
 
 namespace lockstep::train {
 
-/// A check of an option's text, before any rank starts: returns "" if the text is valid, else an error message.
-/// (CLI11's own checks accept numbers beyond 64 bits, and NaN.)
-using OptionCheck = std::function<std::string(const std::string&)>;
-/// Returns a check that the text is an integer from `least` to `greatest`.
-OptionCheck integer(int64_t least, int64_t greatest);
-/// Returns a check that the text is a number from `least` to `greatest`.
-OptionCheck number(double least, double greatest);
-/// Returns a check that the text is one of these words.
-OptionCheck one_of(std::vector<std::string> words);
 /// Returns `words`, followed by the precisions of extensions.
 std::vector<std::string> with_precisions(std::vector<std::string> words);
 

@@ -4,9 +4,11 @@
 //   train::TrainOptions options;
 //   train::add_options(app, options);  // app: a CLI::App
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace CLI {
@@ -61,6 +63,25 @@ struct TrainOptions : CommonOptions {
   std::vector<std::string> given;          ///< options that are on the command line, without "--"
   /// True if the option is on the command line.
   bool is_given(std::string_view option) const;
+};
+
+/// A check of an option's text, before any rank starts: returns "" if the text is valid, else an error message.
+/// (CLI11's own checks accept numbers beyond 64 bits, and NaN.)
+using OptionCheck = std::function<std::string(const std::string&)>;
+/// Returns a check that the text is an integer from `least` to `greatest`.
+OptionCheck integer(int64_t least, int64_t greatest);
+/// Returns a check that the text is a number from `least` to `greatest`.
+OptionCheck number(double least, double greatest);
+/// Returns a check that the text is one of these words.
+OptionCheck one_of(std::vector<std::string> words);
+/// An option of a program, beside those above.
+struct ProgramOption {
+  std::string names;  ///< "--depth", "-d,--depth", or "file" for a word without a name
+  /// The variable that it sets, and whose value is the default. A bool makes a flag.
+  std::variant<bool*, int*, int64_t*, uint64_t*, float*, double*, std::string*, std::vector<std::string>*> to;
+  std::string help = {};   ///< for --help
+  OptionCheck check = {};  ///< default: any value of the type
+  bool required = false;   ///< true: the command line must give it
 };
 
 /// Sets `resume` if a launcher has restarted the process, so that a restarted run continues from its checkpoint.

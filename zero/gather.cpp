@@ -60,7 +60,7 @@ void Gather::fetch(size_t u) {
   state.recorded = Graph::is_recording();
   live_ += unit.layout.full();
   if (unit.layout.full() == 0) return;
-  const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
+  const Tensor shard = moved(store.get(u, [this](size_t other) { states[other].fetch.wait(); }), s_.device);
   if (unit.layout.owner >= 0 && unit.layout.owner == unit.group->rank()) unit.weights.copy_(shard);
   state.fetch = s_.all_gather(unit, shard);
   state.arrives = true;
@@ -69,7 +69,10 @@ void Gather::fetch(size_t u) {
 /// Waits until the unit is gathered. Then gives the buffer that held its shard back to the store.
 void Gather::arrive(size_t u) {
   State& state = states[u];
-  state.fetch.wait();
+  if (state.arrives) {
+    const Waiting waiting(&Waited::gather);
+    state.fetch.wait();
+  }
   // The same bytes have returned, so tensors saved by the tape stay valid. Without NCCL the last of them may be written
   // by the thread of the collective, so this is not known before the wait.
   if (std::exchange(state.arrives, false)) s_.units[u].weights.storage()->restore_version(state.version);

@@ -15,6 +15,7 @@
 #include "parallel/reducer.h"
 #include "parallel/step.h"
 #include "zero/partition.h"
+#include "zero/waits.h"
 #include "zero/zero.h"
 
 namespace lockstep::zero {

@@ -117,7 +117,10 @@ void Stage::norm(const StepOptions& o, StepReport& report) {
 }
 
 void Stage::gather() {
-  for (Unit& unit : units) unit.gather_work.wait();
+  if (is_cut()) {
+    const Waiting waiting(&Waited::gather);
+    for (Unit& unit : units) unit.gather_work.wait();
+  }
   const bool records = Graph::is_capturing();  // a recording does not count as a step, its replays do
   written(records ? std::vector<bool>(parameters.size()) : used_);
   if (records) captured_ = std::make_shared<const CapturedStep>(std::move(recording_));

@@ -26,7 +26,7 @@ void Stage::update(const StepOptions& o, const StepReport& report) {
       Tensor g = collects ? unit.grad_shard.narrow(0, part.elements.begin, part.elements.size())
                           : gradient(unit, part.elements, scale_);
       if (!collects && clip != 1) mul_scalar_(g, clip);
-      update(part, g.to(part.weight.device()), collects);
+      update(part, moved(g, part.weight.device()), collects);
     });
     if (!collects) gather_weights(unit);
   }

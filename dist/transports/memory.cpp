@@ -14,6 +14,7 @@
 #include "dist/control.h"
 #include "dist/error.h"
 #include "tensor/maker.h"
+#include "tensor/memory.h"
 
 namespace lockstep::dist {
 namespace {
@@ -127,8 +128,8 @@ FifoMapping::FifoMapping(int fd, size_t offset, size_t capacity) : bytes_(FifoCo
     if (p == MAP_FAILED) {
       const int error = errno;
       if (address_) munmap(address_, bytes_);
-      fail(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ",
-               std::strerror(error), "; free memory, or raise the limit of address space (ulimit -v)"));
+      fail_out_of_memory(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ",
+                             std::strerror(error), "; free memory, or raise the limit of address space (ulimit -v)"));
     }
     return static_cast<std::byte*>(p);
   };

@@ -7,8 +7,7 @@
 #include "base/environment.h"
 #include "data/files.h"
 #include "data/to_device.h"
-#include "engine/params.h"
-#include "extensions/forecast/model_costs.h"
+#include "extensions/forecast/plan.h"
 #include "train/action.h"
 #include "train/job.h"
 
@@ -18,18 +17,6 @@ using data::Example, data::Json;
 
 namespace {
 
-/// Returns the optimizer's type and momentum as in a configuration's section "optimizer", or an empty object if
-/// configurations do not know the type.
-Json named(const optim::Optimizer& optimizer) {
-  Json found(Json::Object{});
-  for (const auto& type : engine::optimizer_types()) {
-    if (engine::lower(type.name) != engine::lower(optimizer.name())) continue;
-    found["type"] = type.name;
-    if (optimizer.has("momentum")) found["params"] = Json::Object{{"momentum", optimizer.get(0, "momentum")}};
-  }
-  return found;
-}
-
 /// Times the layers on every rank, and writes the times of the slowest rank to the file. Collective.
 void describe(const Training& about) {
   TrainJob& job = about.job;
@@ -37,7 +24,8 @@ void describe(const Training& about) {
   model.to(job.device());
   Json config = job.config_json(about.own, about.values);
   if (about.optimizer && !config.find("optimizer"))
-    if (Json found = named(*about.optimizer); found.find("type")) config["optimizer"] = std::move(found);
+    if (engine::NamedConfig found = engine::named(*about.optimizer); !found.type.empty())
+      config["optimizer"] = Json::Object{{"type", found.type}, {"params", std::move(found.params)}};
   const engine::Config resolved =
       engine::resolve(engine::config_from_json(config.dump(), "the program"), job.plan().dp);
   engine::ModelShape shape = engine::shape_of(model, 0, int64_t(about.per_sample), 0);

@@ -84,6 +84,19 @@ std::string timeline(const Analysis& a) {
          (a.pipeline ? pipeline_table(*a.pipeline) : "");
 }
 
+std::string waits(const Analysis& a) {
+  if (a.waits.empty()) return "";
+  std::string rows;
+  for (const auto& [name, seconds] : a.waits) {
+    const double part = a.median_step > 0 ? seconds / a.median_step : 0;
+    rows += row({name, seconds_text(seconds), percent(part)});
+  }
+  return table({"of a rank in a step", "time", "of a step"}, rows) +
+         soft(
+             "Reads and writes are of offloaded state, gathers of parameters by ZeRO. Collectives are the other "
+             "waits.");
+}
+
 std::string traffic(const Analysis& a) {
   if (a.traffic.empty()) return "";
   std::string rows;
@@ -199,7 +212,7 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
     split += part_keys() + soft(
                                "Mean of the steps after the first. Communication is what the main thread waits for; "
                                "what overlaps with computation is not included.");
-  out += section("Where the time goes", split);
+  out += section("Where the time goes", split + waits(a));
   out += section("Memory", memory(a));
   out += section("Traffic", traffic(a));
   out += section("Operations", operations(a));

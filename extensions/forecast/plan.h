@@ -5,6 +5,7 @@
 
 #include "engine/config.h"
 #include "extensions/forecast/model_costs.h"
+#include "optim/optimizer.h"
 #include "parallel/mesh.h"
 #include "pipeline/schedule.h"
 #include "zero/units.h"
@@ -49,6 +50,9 @@ struct Forecast {
 /// ranks that process the same samples (context parallelism). expert_parallel: number of neighbouring replicas that
 /// divide the experts among them; `model` must then have the experts of one rank only.
 Forecast plan(const Config& config, const ModelShape& model, int ranks, int context_ranks = 1, int expert_parallel = 1);
+
+/// The optimizer's type and momentum as in a configuration; an empty type if configurations do not know it.
+NamedConfig named(const optim::Optimizer& optimizer);
 
 /// Costs of a plan that may combine parallelisms (parallel/mesh.h): bytes on the ranks of each pipeline stage, traffic
 /// per step of each parallelism, and the pipeline's idle time.

@@ -131,6 +131,25 @@ void add_loss(const RunFiles& run, Analysis& a) {
   }
 }
 
+/// Adds up what main threads wait for. A wait within another one, such as for the collective of a gather, is left out.
+void add_waits(const RunFiles& run, Analysis& a) {
+  std::map<std::string, double> seconds;
+  double steps = 0;
+  for (const RankTrace& t : run.traces) {
+    for (const TraceEvent* step : measured_steps(t)) {
+      ++steps;
+      double until = step->begin;
+      for (const TraceEvent* e : within(t, step->begin, step->end(), true)) {
+        if (e->category != Category::wait || e->begin < until) continue;
+        until = e->end();
+        seconds[e->name] += e->seconds;
+      }
+    }
+  }
+  for (const auto& [name, sum] : seconds) a.waits.emplace_back(name, sum / steps);
+  std::ranges::stable_sort(a.waits, std::greater(), &std::pair<std::string, double>::second);
+}
+
 void add_traffic(const RunFiles& run, Analysis& a) {
   std::map<std::string, CollectiveTraffic> rows;
   double steps = 0;
@@ -358,6 +377,7 @@ Analysis analyze(const RunFiles& run) {
   add_loss(run, a);
   add_steps(run, a);
   a.pipeline = measure_pipeline(run.traces);
+  add_waits(run, a);
   add_traffic(run, a);
   add_memory(run, a);
   std::map<std::string, RankTrace::Total> operations;

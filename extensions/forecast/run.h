@@ -76,9 +76,10 @@ struct Analysis {
   std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
-  int64_t timeline_step = -1;                      ///< step shown in the timeline: one of median length
-  std::map<int, RankStep> timeline;                ///< one step of each rank
-  std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
+  int64_t timeline_step = -1;                         ///< step shown in the timeline: one of median length
+  std::map<int, RankStep> timeline;                   ///< one step of each rank
+  std::map<int, std::array<double, parts>> split;     ///< seconds per step by rank, mean without the first step
+  std::vector<std::pair<std::string, double>> waits;  ///< seconds per rank and step, by name, longest first
   std::optional<PipelineFigures> pipeline;
   std::vector<CollectiveTraffic> traffic;  ///< sorted by bytes sent, most first
   double sent = 0;                         ///< bytes sent per rank and step

@@ -120,9 +120,9 @@ void* allocate(size_t bytes, int device) {
   size_t available = 0, total = 0;
   cudaMemGetInfo(&available, &total);
   const Device at{Device::Type::cuda, int16_t(device)};
-  fail(str("[memory] could not allocate ", bytes, " bytes on ", at, ", which has ", available, " of ", total,
-           " bytes free; held by this process:\n", memory_report(at),
-           "A smaller batch, activation checkpointing, bf16, or ZeRO with offload need less."));
+  fail_out_of_memory(str("[memory] could not allocate ", bytes, " bytes on ", at, ", which has ", available, " of ",
+                         total, " bytes free"),
+                     at);
 }
 
 void deallocate(void* data, size_t, int device, void* stream) noexcept {
@@ -216,7 +216,12 @@ void synchronize(int device) {
 
 void* pin(size_t bytes) {
   void* data = nullptr;
-  check("memory", cudaMallocHost(&data, bytes));
+  const cudaError_t code = cudaMallocHost(&data, bytes);
+  if (code == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    fail_out_of_memory(str("[memory] could not pin ", bytes, " bytes of host memory"));
+  }
+  check("memory", code);
   return data;
 }
 void unpin(void* data) noexcept { cudaFreeHost(data); }

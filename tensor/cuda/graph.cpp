@@ -18,6 +18,7 @@
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/graph.h"
+#include "tensor/memory.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -57,8 +58,10 @@ class Arena {
     const cudaError_t code = cudaMalloc(&data, bytes);
     if (code != cudaSuccess) {
       cudaGetLastError();
-      fail(str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for the captured operations (",
-               cudaGetErrorString(code), "); the graph holds ", held_, " bytes so far. A smaller batch needs less."));
+      fail_out_of_memory(
+          str("[Graph] could not allocate ", bytes, " bytes on cuda:", device_, " for the captured operations (",
+              cudaGetErrorString(code), "); the graph holds ", held_, " bytes so far"),
+          {Device::Type::cuda, int16_t(device_)});
     }
     held_ += bytes;
     all_[data] = bytes;

@@ -32,7 +32,7 @@ TEST_CASE("cuda errors: out of memory names the request, the device and the memo
   const Clean clean;
   const Tensor held = full({1000}, 1, there);
   check_parts(message([] { empty({int64_t(1) << 40}, there); }),
-              {"[memory] could not allocate 4398046511104 bytes on cuda:0", "bytes free", "held by this process",
+              {"[memory] could not allocate 4398046511104 bytes on cuda:0", "bytes free", "held now",
                "activation checkpointing"});
   CHECK(full({2}, 3, there).to_vector<float>()[1] == 3);  // the device is still usable
   const int64_t before = memory_report(cuda0).total.current;

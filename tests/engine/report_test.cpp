@@ -3,6 +3,8 @@
 #include "data/safetensors.h"
 #include "tests/engine/util.h"
 #include "tests/golden_folder.h"
+#include "tests/temp_dir.h"
+#include "zero/waits.h"
 
 using namespace lockstep;
 using namespace testing;
@@ -131,6 +133,8 @@ TEST_CASE("engine: printed lines, and when they appear") {
                                     {"step=", 2},
                                     {"time (ms) | fwd: ", 2},
                                     {"| bwd_allreduce: ", 2},
+                                    {" | read: 0.00 | write: 0.00 | gather: ", 2},
+                                    {" | wait: ", 2},
                                     {"memory of this process after step", 2}})
     CHECK_MESSAGE(count(part) == lines, part);
   CHECK(count("stage") >= 1);
@@ -142,4 +146,25 @@ TEST_CASE("engine: printed lines, and when they appear") {
     CHECK(contains(text, std::to_string(2 * psi)));  // parameters, which stage 2 does not partition
     CHECK(contains(text, std::to_string(6 * psi)));  // 12 bytes per parameter, sharded over two ranks
   }
+}
+
+TEST_CASE("engine: the time lost to files and to gathers is counted for the rank that waits") {
+  const TempDir folder(disk());
+  on_ranks(2, [&](int) {
+    Config c = config_of(3, 1);
+    c.zero_optimization.stage3_param_persistence_threshold = 0;
+    c.zero_optimization.offload_optimizer = {.device = zero::Offload::nvme,
+                                             .nvme_path = folder.str(),
+                                             .buffer_count = 1,
+                                             .pipeline_read = false,
+                                             .pipeline_write = false};
+    NetEngine n({.optimizer = optimizer_of<optim::AdamW>(optim::AdamWOptions{.lr = 0.5}),
+                 .config = c,
+                 .log = [](const std::string&) {}});
+    const zero::Waited before = zero::waited;
+    for (int step = 0; step < 3; ++step) n.train_once();
+    CHECK(zero::waited.read > before.read);
+    CHECK(zero::waited.write > before.write);
+    CHECK(zero::waited.gather > before.gather);
+  });
 }

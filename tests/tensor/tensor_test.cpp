@@ -346,6 +346,28 @@ TEST_CASE("memory of the CPU: ledger, cache, failed allocations") {
   }
   const std::string text = message([] { empty({int64_t(1) << 55}, {.device = cpu}); });
   CHECK(contains(text, "[memory] could not allocate 144115188075855872 bytes"));
+  CHECK(contains(text, "activation checkpointing"));
+  const auto ask = [] { return message([] { fail_out_of_memory("[test] wanted 3 bytes"); }); };
+  {
+    int asked = 0;
+    const auto advice = std::make_shared<const MemoryAdvice>([&](Device device) {
+      CHECK(++asked == 1);  // advice that runs out of memory itself is not asked again
+      CHECK_THROWS_AS(fail_out_of_memory("[test] within", device), OutOfMemory);
+      --asked;
+      return std::string("Buy more.");
+    });
+    const auto fails = std::make_shared<const MemoryAdvice>([](Device) -> std::string { throw Error("unknown"); });
+    add_memory_advice(fails), add_memory_advice(advice);
+    for (int times = 0; times < 2; ++times) {
+      const std::string said = ask();
+      CHECK(said.starts_with("[test] wanted 3 bytes; held now:\ncategory"));
+      CHECK(said.ends_with("\nBuy more."));
+    }
+    std::string other;
+    std::thread([&] { other = ask(); }).join();
+    CHECK(!contains(other, "Buy more."));  // of another thread
+  }
+  CHECK(!contains(ask(), "Buy more."));
   CHECK(contains(text, "gradient"));
   CHECK(memory_report().total.current == before.total.current);
   release_cached_memory();

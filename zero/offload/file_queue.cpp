@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "zero/waits.h"
 #if defined(LOCKSTEP_WITH_URING)
 #include <liburing.h>
 #endif
@@ -117,7 +118,10 @@ void FileQueue::Transfer::wait() {
   if (!state_) return;
   const std::shared_ptr<State> s = std::exchange(state_, nullptr);
   std::unique_lock lock(s->queue.mutex_);
-  s->queue.done_.wait(lock, [&] { return s->left == 0; });
+  if (s->left > 0) {
+    const Waiting waiting(s->writes ? &Waited::write : &Waited::read);
+    s->queue.done_.wait(lock, [&] { return s->left == 0; });
+  }
   if (!s->error.empty()) fail(s->error);
 }
 

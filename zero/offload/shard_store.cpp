@@ -36,7 +36,7 @@ void ShardStore::put(size_t u, const Tensor& shard) {
   if (is_in_file(u)) return s_.on_files([&] { live(u).copy_(shard); });
   const bool stays = s_.options.offload_param.device == Offload::none;
   const MemoryScope home(stays ? Memory::parameter : Memory::offload);
-  tensors_[u] = stays || s_.device.is_cpu() ? shard.clone() : shard.to(cpu);
+  tensors_[u] = stays || s_.device.is_cpu() ? shard.clone() : moved(shard, cpu);
 }
 
 Tensor ShardStore::live(size_t u) const {

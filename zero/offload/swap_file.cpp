@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/check.h"
+#include "tensor/memory.h"
 #include "tensor/ops.h"
 
 namespace lockstep::zero {
@@ -84,8 +84,9 @@ Tensor SwapFile::map(int64_t offset, int64_t numel, DType dtype) const {
 Tensor aligned_bytes(int64_t bytes, bool lock) {
   const int64_t size = std::max(round_to_block(bytes), file_block);
   void* const data = std::aligned_alloc(size_t(file_block), size_t(size));
-  LOCKSTEP_CHECK(data, "[offload] expected memory for a buffer of ", size,
-                 " bytes, got none; make sub_group_size, buffer_size or buffer_count smaller");
+  if (!data)
+    fail_out_of_memory(str("[offload] expected memory for a buffer of ", size,
+                           " bytes, got none; make sub_group_size, buffer_size or buffer_count smaller"));
   const bool locked = lock && mlock(data, size_t(size)) == 0;
   const MemoryScope scope(Memory::offload);
   return Tensor(Storage::adopt(data, size, cpu,

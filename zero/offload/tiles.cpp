@@ -121,11 +121,11 @@ void Tiles::each(Unit& unit, const std::function<void(TilePart&)>& fn) {
       OwnedPiece& piece = part.piece;
       const Parameter& p = s_.parameters[piece.parameter];
       const Tensor weight = place(tile, part, own_region);
-      part.weight = weight.to(s_.home_of(piece));
+      part.weight = moved(weight, s_.home_of(piece));
       part.state = {.step = p.steps + 1, .tensors = {}, .full = p.variable.numel()};
       for (const std::string& key : piece.keys) part.state.tensors[key] = place(tile, part, key);
       fn(part);
-      if (part.weight.storage() != weight.storage()) weight.copy_(part.weight);
+      if (part.weight.storage() != weight.storage()) bring_back(weight, part.weight);
       const MemoryScope scope(piece.memory());
       for (const auto& [key, tensor] : part.state.tensors) {
         if (!tensor.defined()) continue;

@@ -131,9 +131,9 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
     std::map<std::string, std::vector<Record>> by_tag;
     for (const Record& r : records)
       if (!r.tag.empty()) by_tag[r.tag].push_back(r);
-    for (const char* tag :
-         {"train_loss", "lr", "loss_scale", "elapsed_time_ms_forward", "elapsed_time_ms_backward",
-          "elapsed_time_ms_backward_inner", "elapsed_time_ms_backward_allreduce", "elapsed_time_ms_step"}) {
+    for (const char* tag : {"train_loss", "lr", "loss_scale", "elapsed_time_ms_forward", "elapsed_time_ms_backward",
+                            "elapsed_time_ms_backward_inner", "elapsed_time_ms_backward_allreduce",
+                            "elapsed_time_ms_step", "elapsed_time_ms_read", "elapsed_time_ms_wait"}) {
       const auto& list = by_tag[std::string("Train/Samples/") + tag];
       CAPTURE(tag);
       REQUIRE(list.size() == 3);

@@ -41,6 +41,29 @@ void check_page(const std::string& page) {
 
 }  // namespace
 
+TEST_CASE("report: what main threads wait for in a step; waits inside of others are counted once") {
+  const TempDir folder;
+  for (int rank = 0; rank < 2; ++rank) {
+    traced(folder, rank, 2, [&] {
+      for (int i = 0; i < 3; ++i) {
+        put("wait for a gather", Category::wait, i + 0.1, i + 0.3 + 0.1 * rank);
+        put("wait for a collective", Category::wait, i + 0.15, i + 0.25);
+        put("wait for a collective", Category::wait, i + 0.5, i + 0.6);
+        if (i > 0) put("wait for a read", Category::wait, i + 0.7, i + 0.75);
+        put("step " + std::to_string(i), Category::step, i, i + 1, {{"step", i}});
+      }
+    });
+  }
+  const Analysis a = analyze(read_run(folder.str()));
+  const std::pair<std::string, double> expected[] = {
+      {"wait for a gather", 0.25}, {"wait for a collective", 0.1}, {"wait for a read", 0.05}};
+  REQUIRE(a.waits.size() == std::size(expected));
+  for (size_t i = 0; i < a.waits.size(); ++i) {
+    CHECK(a.waits[i].first == expected[i].first);
+    CHECK(a.waits[i].second == doctest::Approx(expected[i].second));
+  }
+}
+
 TEST_CASE("report: nested spans of time are counted once") {
   const report::TraceEvent outer{Category::backward, "backward", 1, 4, 0, {}},
       wait{Category::wait, "wait", 2, 1, 0, {}}, nothing{Category::other, "a scope", 3.5, 0.5, 0, {}},
