@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <locale>
 #include <sstream>
 
 #include "dist/control.h"

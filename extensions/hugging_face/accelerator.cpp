@@ -2,6 +2,7 @@
 #include "extensions/hugging_face/accelerator.h"
 
 #include <algorithm>
+#include <iostream>
 #include <set>
 
 #include "base/suggest.h"

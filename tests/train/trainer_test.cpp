@@ -4,6 +4,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 
 #include "optim/optim.h"
 #include "optim/schedule.h"

@@ -1,5 +1,6 @@
 // The reports of a run: curves, collectives, flops.
 #include <cstring>
+#include <locale>
 #include <sstream>
 
 #include "dist/fingerprint.h"

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <iostream>
 #include <map>
 
 #include "autograd/ops.h"
