@@ -156,8 +156,7 @@ std::vector<double> ModuleEngineBase::model_times() {
 
 void ModuleEngineBase::destroy() { impl_.reset(); }
 
-ModuleEngineBase::Call::Call(const ModuleEngineBase& engine)
-    : m_(engine.open("operator()")), begun_(steady_seconds()) {}
+ModuleEngineBase::Call::Call(const ModuleEngineBase& engine) : m_(engine.open("operator")), begun_(steady_seconds()) {}
 
 ModuleEngineBase::Call::~Call() {
   if (!m_.timed) return;

@@ -18,7 +18,7 @@ using inference::init_inference;
 
 namespace {
 
-const inference::InitArgs quiet{.log = [](const std::string&) {}};
+const inference::InitArgs silent{.log = [](const std::string&) {}};
 
 struct Block : nn::Layer<Block> {
   nn::Linear up{{.in = 8, .out = 32}}, down{{.in = 32, .out = 8}};
@@ -71,7 +71,7 @@ constexpr const char* policy = R"("injection_policy": {"Block": "down"})";
 TEST_CASE("inference of a module: dtypes, modes, gradients, times") {
   for (const auto& [word, dtype] : {std::pair("fp32", f32), std::pair("bf16", bf16), std::pair("fp16", f16)}) {
     const auto model = seeded(1);
-    auto engine = init_inference(*model, str("{\"dtype\": \"", word, "\"}"), quiet);
+    auto engine = init_inference(*model, str("{\"dtype\": \"", word, "\"}"), silent);
     CHECK(!model->is_training());
     const Variable out = engine(input());  // f32 inputs are converted
     CHECK(out.dtype() == dtype);
@@ -95,7 +95,7 @@ TEST_CASE("inference of a module: 8 and 4 bits") {
   for (const int bits : {8, 4}) {
     const auto model = seeded(1);
     auto engine =
-        init_inference(*model, str(R"({"dtype": "int8", "quant": {"weight": {"num_bits": )", bits, "}}}"), quiet);
+        init_inference(*model, str(R"({"dtype": "int8", "quant": {"weight": {"num_bits": )", bits, "}}}"), silent);
     CHECK(nn::is_quantized(*model));
     CHECK(max_relative_difference(engine(input()).tensor(), wanted()) < (bits == 8 ? 0.05 : 0.5));
   }
@@ -113,21 +113,21 @@ TEST_CASE("inference of a module: checkpoints of every kind, with the statistics
   data::save_safetensors(d / "plain.safetensors", model->state());
   data::save_safetensors(d / "prefixed.safetensors", named);
   checkpoints::Saver(d / "runs", nullptr).save("last", contents);
-  init_inference(*model, Json(Json::Object{{"save_mp_checkpoint_path", d / "saved"}}), quiet);
+  init_inference(*model, Json(Json::Object{{"save_mp_checkpoint_path", d / "saved"}}), silent);
   const auto codes = seeded(1);
-  init_inference(*codes, Json(Json::Object{{"dtype", "int8"}, {"save_mp_checkpoint_path", d / "codes"}}), quiet);
+  init_inference(*codes, Json(Json::Object{{"dtype", "int8"}, {"save_mp_checkpoint_path", d / "codes"}}), silent);
   for (const char* from : {"plain.safetensors", "prefixed.safetensors", "runs", "saved", "codes"}) {
     CAPTURE(std::string(from));
     const auto other = seeded(2);
-    auto engine = init_inference(*other, Json(Json::Object{{"checkpoint", d / from}}), quiet);
+    auto engine = init_inference(*other, Json(Json::Object{{"checkpoint", d / from}}), silent);
     const Tensor made = engine(input()).tensor();
     if (from != std::string("codes")) CHECK(equal(made, wanted()));
     else CHECK(max_relative_difference(made, wanted()) < 0.05);
   }
   nn::Linear wrong({.in = 2, .out = 2});
-  CHECK_ERROR(init_inference(wrong, Json(Json::Object{{"checkpoint", d / "plain.safetensors"}}), quiet),
+  CHECK_ERROR(init_inference(wrong, Json(Json::Object{{"checkpoint", d / "plain.safetensors"}}), silent),
               "expected the names of this Linear, such as weight");
-  CHECK_ERROR(init_inference(wrong, Json(Json::Object{{"checkpoint", d / "none.safetensors"}}), quiet),
+  CHECK_ERROR(init_inference(wrong, Json(Json::Object{{"checkpoint", d / "none.safetensors"}}), silent),
               "no such file or folder");
 }
 
@@ -139,7 +139,7 @@ TEST_CASE("inference of a module: slices of the Linears that injection_policy na
       auto engine = init_inference(*model,
                                    str(R"({"tensor_parallel": {"tp_size": )", ranks, "}, ", policy,
                                        R"(, "save_mp_checkpoint_path": ")", d / str("tp", ranks), "\"}"),
-                                   quiet);
+                                   silent);
       CHECK(model->blocks[0].up.weight.shape() == Shape{32 / ranks, 8});
       CHECK(model->blocks[1].down.weight.shape() == Shape{8, 32 / ranks});
       CHECK(model->out.weight.shape() == Shape{4, 8});
@@ -147,7 +147,7 @@ TEST_CASE("inference of a module: slices of the Linears that injection_policy na
       else engine(input());
     });
     const auto full = seeded(2);
-    auto engine = init_inference(*full, Json(Json::Object{{"checkpoint", d / str("tp", ranks)}}), quiet);
+    auto engine = init_inference(*full, Json(Json::Object{{"checkpoint", d / str("tp", ranks)}}), silent);
     CHECK(equal(engine(input()).tensor(), wanted()));
   }
 }
@@ -164,12 +164,12 @@ TEST_CASE("inference of a module: what is refused") {
   };
   for (const auto& [config, said] : rows) {
     const auto model = seeded(1);
-    CHECK_ERROR(init_inference(*model, config, quiet), said);
+    CHECK_ERROR(init_inference(*model, config, silent), said);
     CHECK(model->is_training());  // nothing was changed
   }
   const auto texts = on_ranks<std::string>(2, [](int) {
     const auto model = seeded(1);
-    return message([&] { init_inference(*model, R"({"tp": {"tp_size": 2}})", quiet); });
+    return message([&] { init_inference(*model, R"({"tp": {"tp_size": 2}})", silent); });
   });
   for (const std::string& text : texts) CHECK_MESSAGE(contains(text, "fields() say how they can be cut"), text);
 }
