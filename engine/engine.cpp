@@ -113,9 +113,11 @@ struct EngineBase::Impl::Agreed {
     config.pipeline.stages = plan.pp;
     check(args.optimizer.given ? std::string(args.optimizer.given->name()) : "");
     LOCKSTEP_CHECK(!is_cut || !args.optimizer.given,
-                   "[initialize] expected a function that makes the optimizer of this rank's part, as ",
+                   "[initialize] expected a function that makes the optimizer of this "
+                   "rank's part, as ",
                    to_string(plan),
-                   " cuts the model, got one of the whole model; give .optimizer = [](nn::Module& part) { ... }");
+                   " cuts the model, got one of the whole model; give .optimizer = "
+                   "[](nn::Module& part) { ... }");
     const bool casts = (config.fp16.enabled && config.fp16.auto_cast) || (config.bf16.enabled && config.bf16.auto_cast);
     if (casts && !module.autocast) module.autocast = parameter_dtype(config);
     config = resolve(std::move(config), plan.dp);
@@ -224,7 +226,8 @@ void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
 void EngineBase::Impl::start(const InitializeArgs& args) {
   memory_advice = std::make_shared<const MemoryAdvice>([this](Device device) {
     std::string lines;
-    for (const MemoryAdviser one : memory_advisers()) lines += one({device, model, config, plan, *optimizers[0]});
+    for (const MemoryAdviser adviser : memory_advisers())
+      lines += adviser({device, model, config, plan, *optimizers[0]});
     return lines;
   });
   add_memory_advice(memory_advice);
