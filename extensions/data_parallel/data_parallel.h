@@ -1,5 +1,5 @@
 #pragma once
-// DataParallel: one process, several devices. Every forward splits the batch, copies the parameters to each device,
+// #include <lockstep/data_parallel.h>: one process, several devices. Every forward splits the batch, copies the parameters to each device,
 // runs the replicas in threads and joins the outputs on the first device; backward sums the gradients there. Devices
 // may be virtual CPU devices (cpu:0 .. cpu:k), so DataParallel runs on any machine.
 //
@@ -27,8 +27,8 @@
 #include <utility>
 #include <vector>
 
+#include "extensions/data_parallel/scatter.h"
 #include "nn/module.h"
-#include "parallel/scatter.h"
 
 namespace lockstep::parallel {
 
