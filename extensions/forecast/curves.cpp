@@ -84,7 +84,8 @@ std::vector<CurveChart> curves_of(const RunFiles& run) {
   if (!run.traces.empty()) {
     Curve traced = loss_of(run.traces[0]);
     auto chart = std::ranges::find(charts, "loss", &CurveChart::title);
-    if (chart == charts.end() && !traced.points.empty()) chart = charts.insert(charts.end(), {.title = "loss"});
+    if (chart == charts.end() && !traced.points.empty())
+      chart = charts.insert(charts.end(), CurveChart{.title = "loss"});
     if (chart != charts.end()) {
       const auto own = std::ranges::find(chart->curves, "loss", &Curve::name);
       if (own == chart->curves.end() && !traced.points.empty())
