@@ -127,8 +127,8 @@ if example("guide_b").exists():  # its file has keys of extensions
         works("guide_b, alone", [example("guide_b"), "--deepspeed_config", config, "--epochs", 3], lambda r: "no launcher started this process" in r.stderr and re.findall(r"Epoch (\d) finished, loss of the last step (\S+)", r.stdout) == finished[1], cwd=d)
         printed = pathlib.Path(d) / "printed.json"
         printed.write_text(config.read_text().replace('"optimizer": {', '"gradient_accumulation_steps": 8, "optimizer": {', 1))
-        refused("guide_b, its batch sizes on four ranks", [lockstep, "run", "--nproc", 4, "--", example("guide_b"), "--deepspeed_config", printed], "train_batch_size", "64", cwd=d)
-        refused("guide_b, no such file", [example("guide_b"), "--deepspeed_config", pathlib.Path(d) / "none.json"], "none.json", cwd=d)
+        refused("guide_b, its batch sizes on four ranks", [lockstep, "run", "--nproc", 4, "--", example("guide_b"), "--deepspeed_config", printed], "train_batch_size", "64", code=2, cwd=d)
+        refused("guide_b, no such file", [example("guide_b"), "--deepspeed_config", pathlib.Path(d) / "none.json"], "none.json", code=2, cwd=d)
 
 # The guide's pipeline: the same losses with one replica, with two, and without stages.
 config = config.parent / "pipeline_config.json"
