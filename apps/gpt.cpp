@@ -7,7 +7,6 @@
 #include "data/text.h"
 #include "nn/init.h"
 #include "optim/schedule.h"
-#include "parallel/data_parallel.h"
 #include "train/cli.h"
 #include "train/language.h"
 #include "train/optimizer.h"
@@ -59,10 +58,8 @@ void train_gpt(const GptOptions& o, TrainJob& job) {
   const auto [learn, validation] = data::split_text(all, o.validation, sample_length, name);
   job.team().check_same(name, all.size(), all.checksum());
   const data::TokenBatches batches(learn, job.options().seed);
-  std::optional<parallel::DataParallel<nn::GPT>> devices;
-  if (o.parallel.strategy == "dp")
-    devices.emplace(
-        *model, [&] { return nn::GPT(sizes); }, parallel::DataParallelOptions{.devices = job.devices()});
+  apps::OnDevices devices;
+  if (o.parallel.strategy == "dp") devices = apps::copy_to_devices(*model, job.devices());
   const double last = o.optimizer.last_lr < 0 || o.optimizer.lr == 0 ? 0.1 : o.optimizer.last_lr / o.optimizer.lr;
   std::optional<Trainer> trainer;
   TrainerOptions t{
@@ -101,12 +98,12 @@ void train_gpt(const GptOptions& o, TrainJob& job) {
                          },
                      .on_train_end =
                          [&](RunState&) {
-                           if (devices && job.talks()) fmt::print("{}", to_string(devices->bytes_moved()));
+                           if (devices.traffic && job.talks()) fmt::print("{}", devices.traffic());
                            if (o.export_to.empty()) return;
                            const nn::State state = trainer->full_model();
                            if (job.team().leads()) export_model(sizes, start, state, o.export_to, tokenizer);
                          }}}};
-  if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
+  t.forward = devices.forward;
   trainer.emplace(job, std::shared_ptr<nn::Module>(model), std::move(t));
   trainer->fit();
 }
@@ -155,6 +152,9 @@ int main(int argc, char** argv) {
   training.callback([&] {
     as_usage([&] {
       check_optimizer(o.optimizer, o);
+      LOCKSTEP_CHECK(o.parallel.strategy != "dp" || apps::copy_to_devices,
+                     "--parallel dp: expected a build with the extension data_parallel, got one without it; use "
+                     "--parallel ddp with lockstep run -n N, or --ranks N");
       const Json changes = read_start(o.init).changes;
       LOCKSTEP_CHECK(changes.as_object().empty() || o.parallel.strategy != "dp", "--init ... ",
                      changes.as_object()[0].first,

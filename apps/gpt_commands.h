@@ -29,6 +29,13 @@ using Measure =
                                        const lockstep::data::Tokenizer& tokenizer, const lockstep::Tensor& tokens)>;
 /// The measure that an option of `gpt eval` asked for; empty: none. Options of extensions set it.
 inline Measure eval_measure;
+/// A model that runs on several devices of this process (--parallel dp).
+struct OnDevices {
+  std::function<lockstep::Variable(const lockstep::Tensor& input)> forward;
+  std::function<std::string()> traffic;  ///< returns a table of the bytes that each device moved
+};
+/// Copies a model to these devices. Empty without the extension data_parallel, which sets it.
+inline std::function<OnDevices(lockstep::nn::GPT& model, const std::vector<lockstep::Device>& devices)> copy_to_devices;
 /// `gpt tokenize`: writes the tokens of a text to a file.
 void add_tokenize_command(CLI::App& app);
 /// Loads the tokens of a text or .tokens file. An empty `path` stands for a text of this repository's sources. `folder`

@@ -320,6 +320,7 @@ std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int mic
   m.check_open("eval_batches");
   LOCKSTEP_CHECK(data, "[eval_batches] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches > 0, "[eval_batches] expected 1 micro-batch or more, got ", micro_batches);
+  const trace::Scope scope("eval_batches", trace::Category::evaluation);
   const pipeline::Data cast = m.with_cast(data);
   sync_buffers();
   return m.part ? m.part->engine->eval_batch(cast, micro_batches, measure, values)

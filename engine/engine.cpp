@@ -113,11 +113,9 @@ struct EngineBase::Impl::Agreed {
     config.pipeline.stages = plan.pp;
     check(args.optimizer.given ? std::string(args.optimizer.given->name()) : "");
     LOCKSTEP_CHECK(!is_cut || !args.optimizer.given,
-                   "[initialize] expected a function that makes the optimizer of this "
-                   "rank's part, as ",
+                   "[initialize] expected a function that makes the optimizer of this rank's part, as ",
                    to_string(plan),
-                   " cuts the model, got one of the whole model; give .optimizer = "
-                   "[](nn::Module& part) { ... }");
+                   " cuts the model, got one of the whole model; give .optimizer = [](nn::Module& part) { ... }");
     const bool casts = (config.fp16.enabled && config.fp16.auto_cast) || (config.bf16.enabled && config.bf16.auto_cast);
     if (casts && !module.autocast) module.autocast = parameter_dtype(config);
     config = resolve(std::move(config), plan.dp);
@@ -242,8 +240,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
                         }};
   for (const Section& section : sections()) {
     if (!section.start) continue;
-    auto participant = section.start(config, trained);
-    if (participant) participants.push_back({&section, std::move(participant)});
+    if (auto participant = section.start(config, trained)) participants.push_back({&section, std::move(participant)});
   }
   for (const Participating& one : participants)
     if (const std::string text = one.participant->text(); !text.empty()) say(text);

@@ -43,8 +43,7 @@ Make adam(Params& p) {
   if (p.problems.empty() && p.type == "Adam" && o.weight_decay != 0 && !p.given.find("adam_w_mode"))
     p.warnings.push_back(
         "optimizer.type: Adam decays weights as AdamW does, as in DeepSpeed; for PyTorch's Adam, which adds "
-        "weight_decay "
-        "to the gradient, set adam_w_mode to false");
+        "weight_decay to the gradient, set adam_w_mode to false");
   return [=](const NamedParameters& parameters, dist::ProcessGroup*) {
     Optimizers made;
     add_adam(made, o, variables(parameters));

@@ -2,7 +2,7 @@
 // gathers the outputs on the first device. Backward sums the gradients on that device. The devices may be virtual:
 //   LOCKSTEP_CPU_DEVICES=2 data_parallel
 #include <lockstep.h>
-#include <lockstep/parallel.h>
+#include <lockstep/data_parallel.h>
 
 #include <iostream>
 

@@ -1,11 +1,10 @@
 #pragma once
-// Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, and
-// activation checkpoints with DeepSpeed's options.
+// Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, and activation
+// checkpoints with DeepSpeed's options.
 #include "dist/clock.h"
 #include "dist/shard.h"
 #include "engine/pipeline_module.h"
 #include "parallel/activation_checkpoints.h"
-#include "parallel/data_parallel.h"
 #include "parallel/gradient_sum.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"

@@ -19,22 +19,23 @@ def example(name):
 
 
 # DataParallel: batches of 30, 30, 30 and 10 rows, scattered over the devices.
-for devices, pieces in (("1", {30: [30], 10: [10]}), ("2", {30: [15, 15], 10: [5, 5]}), ("3", {30: [10, 10, 10], 10: [4, 4, 2]}), ("8", {30: [4] * 7 + [2], 10: [2] * 5})):
-    r = works(f"data_parallel, {devices} devices, ends well", [example("data_parallel")], lambda r: "warning" not in r.stderr, LOCKSTEP_CPU_DEVICES=devices)
-    inside, found = [], []
-    for line in r.stdout.splitlines():
-        if m := re.fullmatch(r"\tIn Model: input size \((\d+), 5\) output size \((\d+), 2\)", line):
-            inside.append(int(m[1]))
-            check("sizes inside agree", m[1] == m[2], line)
-        if m := re.fullmatch(r"Outside: input size \((\d+), 5\) output size \((\d+), 2\)", line):
-            found.append((int(m[1]), sorted(inside, reverse=True)))
-            inside = []
-    check(f"data_parallel, {devices} devices, sizes", found == [(n, sorted(pieces[n], reverse=True)) for n in (30, 30, 30, 10)], r.stdout)
-    check(f"data_parallel, {devices} devices, table", ("busiest: cpu:0" in r.stdout) == (devices != "1"), r.stdout)
+if example("data_parallel").exists():  # it uses the extension data_parallel
+    for devices, pieces in (("1", {30: [30], 10: [10]}), ("2", {30: [15, 15], 10: [5, 5]}), ("3", {30: [10, 10, 10], 10: [4, 4, 2]}), ("8", {30: [4] * 7 + [2], 10: [2] * 5})):
+        r = works(f"data_parallel, {devices} devices, ends well", [example("data_parallel")], lambda r: "warning" not in r.stderr, LOCKSTEP_CPU_DEVICES=devices)
+        inside, found = [], []
+        for line in r.stdout.splitlines():
+            if m := re.fullmatch(r"\tIn Model: input size \((\d+), 5\) output size \((\d+), 2\)", line):
+                inside.append(int(m[1]))
+                check("sizes inside agree", m[1] == m[2], line)
+            if m := re.fullmatch(r"Outside: input size \((\d+), 5\) output size \((\d+), 2\)", line):
+                found.append((int(m[1]), sorted(inside, reverse=True)))
+                inside = []
+        check(f"data_parallel, {devices} devices, sizes", found == [(n, sorted(pieces[n], reverse=True)) for n in (30, 30, 30, 10)], r.stdout)
+        check(f"data_parallel, {devices} devices, table", ("busiest: cpu:0" in r.stdout) == (devices != "1"), r.stdout)
 
-for bad in ("0", "two", "65"):
-    r = run(example("data_parallel"), LOCKSTEP_CPU_DEVICES=bad)
-    check(f"LOCKSTEP_CPU_DEVICES={bad}", r.returncode != 0 and f"expected LOCKSTEP_CPU_DEVICES to be a number from 1 to 64, got '{bad}'" in r.stderr, r.stderr)
+    for bad in ("0", "two", "65"):
+        r = run(example("data_parallel"), LOCKSTEP_CPU_DEVICES=bad)
+        check(f"LOCKSTEP_CPU_DEVICES={bad}", r.returncode != 0 and f"expected LOCKSTEP_CPU_DEVICES to be a number from 1 to 64, got '{bad}'" in r.stderr, r.stderr)
 
 one, two = run(example("model_parallel")), run(example("model_parallel"), LOCKSTEP_CPU_DEVICES="2")
 losses = [re.findall(r"step \d loss (\S+)", r.stdout) for r in (one, two)]

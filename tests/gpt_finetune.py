@@ -29,6 +29,8 @@ with workplace(60) as (d, text):
     check("trainer_state.json", [e["step"] for e in state["log_history"] if "loss" in e] == [2, 4, 6, 8] and state["global_step"] == 8 and "train_loss" in state["log_history"][-1], str(state))
     saved = json.loads((d / "one/config.json").read_text())
     check("ids and what changes nothing are kept", {**saved, **ids, "initializer_range": 0.5} == saved and json.loads((d / "one/generation_config.json").read_text()) == ids, str(saved))
+    works("its report", ["lockstep", "report", d / "one", "--json"], lambda r: {"loss", "lr"} <= set(json.loads(r.stdout)["metrics"]) and "arguments.learning_rate" in (d / "one/report.html").read_text())
+    works("the report of a checkpoint", ["lockstep", "report", d / "one/checkpoint-8", "--out", d / "report.html", "--json"], lambda r: {"loss", "learning_rate"} <= set(json.loads(r.stdout)["metrics"]))
     works("a whole checkpoint", ["lockstep", "checkpoint", "verify", d / "one/checkpoint-4"])
     trained = (d / "one/model.safetensors").read_bytes()
     works("goes on from checkpoint-4 to the same bits", [*call, "--do_eval", "--output_dir", d / "two", "--max_steps", 8, "--resume_from_checkpoint", d / "one/checkpoint-4", "--dataloader-drop-last"], lambda r: (d / "two/model.safetensors").read_bytes() == trained)

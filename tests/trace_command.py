@@ -58,11 +58,12 @@ with workplace() as (d, text):
     r = run("lockstep", "report", d / "run", "--json", "--svg", d / "t.svg")
     figures = json.loads(r.stdout)
     check("report", r.returncode == 0 and figures["steps"] == 6 and figures["loss"] > 0 and figures["warnings"] == [], r.stdout + r.stderr)
+    check("its curves, its evaluation, its program", {"loss", "lr", "grad_norm"} <= set(figures["metrics"]) and figures["evaluations"]["count"] == 1 and 0 < figures["evaluations"]["seconds"] and figures["program"] == "gpt", r.stdout)
     parameters = figures["memory"]["parameter"]
     check("memory is the formula's", parameters["measured"] == parameters["formula"] and figures["memory"]["optimizer"]["measured"] == figures["memory"]["optimizer"]["formula"]
           and figures["memory"]["gradient"]["measured"] == figures["memory"]["gradient"]["formula"], r.stdout)
     page = Page(d / "run/report.html")
-    check("the page is whole and alone", not page.outside and not page.open and all(w in page.words for w in ("Loss", "Timeline", "Memory", "Operations", "Settings", "matmul")), str(page.outside) + str(page.open))
+    check("the page is whole and alone", not page.outside and not page.open and all(w in page.words for w in ("Loss", "Rates and norms", "1 evaluation took", "Timeline", "Memory", "Operations", "Settings", "matmul")), str(page.outside) + str(page.open))
     check("its timeline is a picture", (d / "t.svg").read_text().startswith("<svg xmlns"), "")
 
     # Ranks in threads and in processes.
@@ -91,6 +92,11 @@ with workplace() as (d, text):
     r = run("mlp", "train", "--samples", 256, "--steps", 3, "--batch", 16, "--ranks", 2, "--plan", "zero2", "--accumulate", 2, "--trace", d / "own")
     figures = json.loads(run("lockstep", "report", d / "own", "--json").stdout)
     check("a program of the Trainer: traffic is the formula's", r.returncode == 0 and abs(figures["sent"] / figures["sent_formula"] - 1) < 0.1, str(figures) + r.stderr)
+
+    r = run("mlp", "train", "--samples", 256, "--steps", 4, "--eval-every", 2, "--out", d / "metrics")
+    works("a run without a trace", ["lockstep", "report", d / "metrics", "--json"], lambda r: "test_accuracy" in json.loads(r.stdout)["metrics"])
+    words = Page(d / "metrics/report.html").words
+    check("its page has its metrics, and advises an option that mlp has", r.returncode == 0 and all(w in words for w in ("Metrics", "test_accuracy", "mlp", f"--trace {d / 'metrics'}/trace")), words)
 
     # Killed runs, missing ranks, invalid files.
     p = subprocess.Popen([str(w) for w in [APPS / "lockstep", "run", "-q", "-n", 2, "--", APPS / "gpt", *gpt[1:], "--steps", 100000, "--trace", d / "killed"]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -101,7 +101,7 @@ std::string file_of(const std::string& path, const TraceOptions& o) {
 
 std::string_view name_of(Category category) {
   constexpr std::string_view names[] = {"step",     "forward",   "backward", "operation",  "collective", "wait",
-                                        "pipeline", "optimizer", "data",     "checkpoint", "other"};
+                                        "pipeline", "optimizer", "data",     "checkpoint", "evaluation", "other"};
   static_assert(std::size(names) == categories);
   return names[size_t(category)];
 }

@@ -34,6 +34,7 @@ enum class Category : uint8_t {
   optimizer,
   data,
   checkpoint,
+  evaluation,
   other
 };
 inline constexpr int categories = int(Category::other) + 1;  ///< number of categories

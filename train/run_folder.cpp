@@ -1,5 +1,6 @@
 // The run's folder: config.json, metrics.jsonl, checkpoints/, and parameter hashes for lockstep verify. See trainer.h.
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <iostream>
 #include <sstream>
@@ -110,6 +111,9 @@ void Trainer::Impl::open() {
     team.wait();  // until all ranks have read the old files, before rank 0 replaces them
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
+  // lockstep report takes its title from here, and advises --trace to programs with our command line (identity_of()).
+  if (!config.find("program")) config["program"] = program_invocation_short_name;
+  if (job.options().parallel.identity.starts_with("build=")) config["trace_option"] = "--trace";
   config["steps"] = steps;
   config["precision"] = job.options().precision;
   config["bf16_products"] = std::string(name_of(bf16_products()));

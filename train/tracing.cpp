@@ -1,6 +1,7 @@
 // --trace: starts and stops the trace of a training run. See tracing.h.
 #include "train/tracing.h"
 
+#include <cerrno>
 #include <utility>
 
 #include "base/environment.h"
@@ -17,7 +18,9 @@ Tracing::Tracing(const ParallelOptions& o, const Team& team) : team_(team) {
   if (team.size() > 1) dist::start_trace(o.trace, *team.group(), limit);
   else trace::start(o.trace, {.limit_bytes = limit});
   open_ = true;
-  const data::Json::Object facts{{"command", o.identity}, {"ranks_in_process", o.ranks > 0 ? team.size() : 1}};
+  const data::Json::Object facts{{"program", program_invocation_short_name},
+                                 {"command", o.identity},
+                                 {"ranks_in_process", o.ranks > 0 ? team.size() : 1}};
   trace::note("run", data::Json(facts).dump());
 }
 

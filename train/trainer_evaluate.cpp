@@ -5,6 +5,7 @@
 
 #include "autograd/ops.h"
 #include "base/clock.h"
+#include "trace/trace.h"
 #include "train/averaged.h"
 #include "train/trainer_impl.h"
 
@@ -34,15 +35,16 @@ std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batc
 }
 
 std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t max_batches) {
+  if (!o.evaluate) return {};
+  const trace::Scope scope("evaluate", trace::Category::evaluation);
   auto found = evaluate_once(max_batches);
-  if (!o.evaluate || !engine->optimizer().keeps_average()) return found;
+  if (!engine->optimizer().keeps_average()) return found;
   const Averaged average(engine->zero());
   for (const auto& [name, value] : evaluate_once(max_batches)) found.emplace_back("ema_" + name, value);
   return found;
 }
 
 std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t max_batches) {
-  if (!o.evaluate) return {};
   return measure(*o.evaluate, max_batches, o.evaluated, bool(o.compute_metrics)).metrics;
 }
 

@@ -11,7 +11,11 @@
 namespace lockstep::report {
 namespace {
 
-constexpr size_t max_points = 2000;
+using Points = std::vector<std::pair<double, double>>;
+
+constexpr size_t max_points = 2000, least_points = 100;  // points drawn of all curves in a chart, and of each curve
+constexpr size_t max_dots = 200;                         // a curve of more points is a line without dots
+constexpr size_t least_for_mean = 40;                    // a curve of more points has a running mean
 constexpr int max_ticks = 12;
 
 std::string text(double x, double y, const std::string& words, const char* anchor = "start", const char* look = "",
@@ -27,9 +31,9 @@ std::string rect(std::string_view look, double x, double y, double width, double
              more, "><title>", escaped(title), "</title></rect>\n");
 }
 
-std::string dot(const char* look, double x, double y, double radius, const std::string& title) {
-  return str("<circle class=\"", look, "\" cx=\"", x, "\" cy=\"", y, "\" r=\"", radius, "\"><title>", escaped(title),
-             "</title></circle>\n");
+std::string dot(std::string_view color, double x, double y, double radius, const std::string& title) {
+  return str("<circle style=\"fill:var(--", color, ")\" cx=\"", x, "\" cy=\"", y, "\" r=\"", radius, "\"><title>",
+             escaped(title), "</title></circle>\n");
 }
 
 std::string grid_line(double x1, double x2, double y1, double y2) {
@@ -52,50 +56,69 @@ std::vector<double> ticks(double low, double high, double least = 0) {
   return all;
 }
 
+/// Means over a fortieth of the points to either side, and over fewer at the ends.
+Points running_mean(Points points) {
+  std::vector<double> sums{0};
+  for (const auto& [step, value] : points) sums.push_back(sums.back() + value);
+  for (size_t i = 0; i < points.size(); ++i) {
+    const size_t reach = std::min({i, points.size() - 1 - i, points.size() / 40});
+    points[i].second = (sums[i + reach + 1] - sums[i - reach]) / double(2 * reach + 1);
+  }
+  return points;
+}
+
 }  // namespace
 
 std::string_view color_of(StepPhase part) { return part == StepPhase::weights ? "weights" : name_of(part); }
 
-std::string loss_chart(const Analysis& a) {
-  if (a.loss.empty()) return "";
-  constexpr double left = 56, top = 14, width = 960, height = 240;
-  double low = INFINITY, high = -INFINITY, first = a.loss.front().first, last = a.loss.back().first;
-  for (const auto* curve : {&a.loss, &a.validation})
-    for (const auto& [step, value] : *curve)
-      low = std::min(low, value), high = std::max(high, value), last = std::max(last, step);
+std::string_view curve_color(size_t curve) {
+  constexpr std::string_view colors[] = {"accent",    "communication", "backward", "weights",
+                                         "optimizer", "data",          "forward",  "other"};
+  return colors[curve % std::size(colors)];
+}
+
+bool has_mean(const Curve& curve) {
+  return (curve.name == "loss" || curve.name == "grad_norm") && curve.points.size() > least_for_mean;
+}
+
+std::string curve_chart(const CurveChart& chart, const std::string& id, double width, double height) {
+  constexpr double left = 56, top = 14;
+  double low = INFINITY, high = -INFINITY, first = INFINITY, last = -INFINITY;
+  for (const Curve& curve : chart.curves) {
+    for (const auto& [step, value] : curve.points) {
+      low = std::min(low, value), high = std::max(high, value);
+      first = std::min(first, step), last = std::max(last, step);
+    }
+  }
+  if (!(last >= first)) return "";
   if (!(high > low)) high = low + std::max(1e-6, std::abs(low) * 0.1), low -= high - low;
   const double pad = (high - low) * 0.06, y_low = low - pad, y_high = high + pad, x_range = std::max(last - first, 1.);
   const auto x = [&](double step) { return left + (step - first) / x_range * width; };
   const auto y = [&](double value) { return top + (y_high - value) / (y_high - y_low) * height; };
-  std::string out = open("loss", left + width + 24, top + height + 40, "loss over steps");
+  std::string out = open(id.c_str(), left + width + 24, top + height + 40, chart.title + " over steps");
   for (const double v : ticks(y_low, y_high))
     out += grid_line(left, left + width, y(v), y(v)) + text(left - 8, y(v) + 4, format("%.4g", v), "end");
   for (const double v : ticks(first, first + x_range, 1))
     if (v <= last) out += text(x(v), top + height + 18, format("%.6g", v), "middle");
   out += text(left + width / 2, top + height + 36, "step", "middle");
-  const auto line = [&](const std::vector<std::pair<double, double>>& curve, const char* look) {
+  const size_t limit = std::max(max_points / chart.curves.size(), least_points);
+  const auto line = [&](const Points& points, const char* look, std::string_view color) {
     std::string path;
-    const size_t every = curve.size() / max_points + 1;
-    for (size_t i = 0; i < curve.size(); i += every)
-      path += format("%s%.5g %.5g", path.empty() ? "M" : "L", x(curve[i].first), y(curve[i].second));
-    out += format("<path class=\"%s\" d=\"", look) + path + "\"/>\n";
+    const size_t every = points.size() / limit + 1;
+    for (size_t i = 0; i < points.size(); i += every)
+      path += format("%s%.5g %.5g", path.empty() ? "M" : "L", x(points[i].first), y(points[i].second));
+    out += str("<path class=\"", look, "\" style=\"stroke:var(--", color, ")\" d=\"", path, "\"/>\n");
   };
-  if (a.loss.size() == 1)
-    out += dot("measured", x(a.loss[0].first), y(a.loss[0].second), 3, format("%.5g", a.loss[0].second));
-  const bool has_mean = a.loss.size() > 40;  // the curve itself, and its running mean
-  line(a.loss, has_mean ? "curve faint" : "curve");
-  if (has_mean) {
-    auto smooth = a.loss;
-    std::vector<double> sums{0};
-    for (const auto& [step, value] : a.loss) sums.push_back(sums.back() + value);
-    for (size_t i = 0; i < smooth.size(); ++i) {
-      const size_t reach = std::min({i, smooth.size() - 1 - i, smooth.size() / 40});
-      smooth[i].second = (sums[i + reach + 1] - sums[i - reach]) / double(2 * reach + 1);
-    }
-    line(smooth, "curve");
+  for (size_t i = 0; i < chart.curves.size(); ++i) {
+    const Curve& curve = chart.curves[i];
+    const Points& points = curve.points;
+    const std::string_view color = curve_color(i);
+    line(points, has_mean(curve) ? "curve faint" : "curve", color);
+    if (has_mean(curve)) line(running_mean(points), "curve", color);
+    if (points.size() > 1 && (!curve.evaluated || points.size() > max_dots)) continue;
+    for (const auto& [at, value] : points)
+      out += dot(color, x(at), y(value), 3.5, format("%s %.5g after step %g", curve.name.c_str(), value, at));
   }
-  for (const auto& [at, value] : a.validation)
-    out += dot("points", x(at), y(value), 3.5, format("validation %.5g after step %g", value, at));
   return out + "</svg>\n";
 }
 

@@ -19,6 +19,8 @@ constexpr const char* script =
     ;
 constexpr size_t max_ranks = 32;  // most ranks shown in charts
 constexpr size_t max_rows = 15;   // most rows of tables
+constexpr size_t max_tiles = 6;   // most metrics of evaluations at the head of the page
+constexpr size_t max_keys = 12;   // a chart with more curves has no key but its title
 
 std::string tile(const std::string& value, const std::string& words) {
   return "<div class=\"tile\"><b>" + escaped(value) + "</b><span>" + escaped(words) + "</span></div>\n";
@@ -136,22 +138,83 @@ std::string operations(const Analysis& a) {
          (a.operations.size() > max_rows ? soft(str("The longest ", max_rows, " of ", a.operations.size(), ".")) : "");
 }
 
+/// A chart with its key. A chart of one curve needs no key but its name.
+std::string charted(const CurveChart& chart, const std::string& id, double width, double height) {
+  std::vector<std::pair<std::string, std::string>> all;
+  if (chart.curves.size() > max_keys)
+    all.emplace_back("accent", str(chart.title, ", ", chart.curves.size(), " curves"));
+  else
+    for (size_t i = 0; i < chart.curves.size(); ++i)
+      all.emplace_back(curve_color(i),
+                       chart.curves[i].name + (has_mean(chart.curves[i]) ? ", and its running mean" : ""));
+  return curve_chart(chart, id, width, height) + keys(all);
+}
+
+/// The charts of all metrics but the loss, side by side: those that evaluations measured, or the others.
+std::string small_charts(const Analysis& a, bool evaluated) {
+  std::string out;
+  for (size_t i = 0; i < a.charts.size(); ++i)
+    if (a.charts[i].title != "loss" && a.charts[i].is_evaluated() == evaluated)
+      out += "<div>" + charted(a.charts[i], str("curves-", i), 400, 150) + "</div>\n";
+  return out.empty() ? "" : "<div class=\"charts\">\n" + out + "</div>\n";
+}
+
+std::string time_split(const Analysis& a) {
+  std::string out = split_chart(a, max_ranks);
+  if (!out.empty())
+    out += part_keys() + soft(
+                             "Mean of the steps after the first. Communication is what the main thread waits for; what "
+                             "overlaps with computation is not included.");
+  if (const Evaluations& e = a.evaluations; e.count > 0)
+    out += soft(counted(e.count, "evaluation") + " took " + seconds_text(e.seconds) + " in all, " +
+                seconds_text(e.seconds / double(e.count)) +
+                " each, also outside of steps. What they wait for and send is not in the tables.");
+  return out + waits(a);
+}
+
+/// Rows of a table of settings, without the keys of `but`. Those of nested objects are named "rope.theta".
+std::string setting_rows(const Json& all, const Json& but = Json(), const std::string& within = "") {
+  std::string rows;
+  for (const auto& [key, value] : all.as_object()) {
+    if (but.find(key)) continue;
+    if (value.is_object() && !value.as_object().empty()) rows += setting_rows(value, Json(), within + key + ".");
+    else
+      rows += "<tr><td>" + escaped(within + key) + "</td><td class=\"words\">" +
+              escaped(value.is_string() ? value.as_string() : value.dump()) + "</td></tr>\n";
+  }
+  return rows;
+}
+
+std::string details(const std::string& summary, const std::string& body) {
+  return "<details><summary>" + escaped(summary) + "</summary>" + body + "</details>\n";
+}
+
 std::string settings(const RunFiles& run) {
   std::string rows;
-  const auto add = [&](const Json& all, const Json& but) {
-    for (const auto& [key, value] : all.as_object())
-      if (!but.find(key))
-        rows += "<tr><td>" + escaped(key) + "</td><td class=\"words\">" +
-                escaped(value.is_string() ? value.as_string() : value.dump()) + "</td></tr>\n";
-  };
-  if (run.settings.is_object()) add(run.settings, Json());
-  if (const Json* parallel = run.note("parallel")) add(*parallel, run.settings);
+  // The engine's configuration has many keys, and trace_option is only for this page.
+  static const Json apart = Json::Object{{"engine", true}, {"trace_option", true}};
+  if (run.settings.is_object()) rows += setting_rows(run.settings, apart);
+  if (const Json* parallel = run.note("parallel")) rows += setting_rows(*parallel, run.settings);
   std::string out = rows.empty() ? "" : table({}, rows);
+  if (const Json* engine = run.settings.find("engine"); engine && engine->is_object())
+    out += details("every key of the engine's configuration", table({}, setting_rows(*engine)));
   const Json* facts = run.note("run");
   if (const std::string command = facts ? text_of(*facts, "command") : ""; !command.empty())
-    out +=
-        "<details><summary>every option of the command line</summary><pre>" + escaped(command) + "</pre></details>\n";
+    out += details("every option of the command line", "<pre>" + escaped(command) + "</pre>");
   return out;
+}
+
+/// Says how to write a trace by what the program has: an option, or else TrainOptions. Transformers' Trainer has none.
+std::string no_trace(const RunFiles& run) {
+  if (run.state.is_object() && !run.settings.find("engine"))
+    return "<p>Timeline, memory and traffic come from a trace, which only a run of Lockstep can have.</p>\n";
+  const std::string option = text_of(run.settings, "trace_option"), place = escaped(run.folder) + "/trace";
+  const std::string advice = !option.empty()
+                                 ? "run the program with <code>" + escaped(option) + " " + place + "</code>"
+                                 : "set <code>parallel.trace</code> of the <code>train::TrainOptions</code> "
+                                   "that the program starts with to <code>" +
+                                       place + "</code>";
+  return "<p>Timeline, memory and traffic come from a trace: " + advice + ".</p>\n";
 }
 
 }  // namespace
@@ -159,8 +222,8 @@ std::string settings(const RunFiles& run) {
 std::vector<Headline> headlines(const Analysis& a) {
   std::vector<Headline> lines;
   const auto formula = [](bool known, const std::string& text) { return known ? ", formula " + text : ""; };
-  if (!a.loss.empty())
-    lines.push_back({"loss", format("%.4g", a.loss.back().second), format(" after step %.0f", a.loss.back().first)});
+  if (const Curve* loss = a.curve("loss"))
+    lines.push_back({"loss", format("%.4g", loss->last()), format(" after step %.0f", loss->points.back().first)});
   if (a.median_step > 0) lines.push_back({"step", seconds_text(a.median_step), str(", median of ", a.steps.size())});
   if (a.pipeline)
     lines.push_back({"idle", percent(a.pipeline->measured),
@@ -173,7 +236,7 @@ std::vector<Headline> headlines(const Analysis& a) {
 }
 
 std::string make_page(const RunFiles& run, const Analysis& a) {
-  const std::string program = text_of(run.settings, "program"), name = program.empty() ? "run" : program;
+  const std::string name = run.program();
   const int ranks = run.traces.empty() ? 0 : run.traces[0].ranks;
   std::string head = ranks > 0 ? counted(ranks, "rank") : "";
   if (a.parameters > 0) head += str(head.empty() ? "" : ", ", a.parameters, " parameters");
@@ -188,7 +251,13 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
       escaped(name + ": report") + "</title>\n<style>" + style + "</style>\n</head>\n<body>\n<main>\n<h1>" +
       escaped(name) + "</h1>\n<p class=\"soft\">" + escaped(head) + "</p>\n<div class=\"tiles\">\n";
   for (const Headline& line : headlines(a)) out += tile(line.value, line.name + line.about);
-  if (!a.validation.empty()) out += tile(format("%.4g", a.validation.back().second), "validation loss");
+  size_t tiles = 0;
+  for (const CurveChart& chart : a.charts)
+    for (const Curve& curve : chart.curves)
+      if (curve.evaluated && tiles++ < max_tiles) out += tile(format("%.4g", curve.last()), curve.name);
+  if (const Json* best = run.state.find("best_metric"); best && best->is_number())
+    out += tile(format("%.4g", best->as_number()),
+                format("the best, after step %.0f", number_of(run.state, "best_global_step")));
   double held = 0;
   for (const MemoryRow& m : a.memory) held += m.measured;
   if (held > 0) out += tile(bytes_text(held), "memory of a rank, all categories");
@@ -198,28 +267,16 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
     for (const std::string& warning : run.warnings) out += "<li>" + escaped(warning) + "</li>";
     out += "</ul>\n</section>\n";
   }
-  std::string loss = loss_chart(a);
-  if (!loss.empty()) {
-    std::vector<std::pair<std::string, std::string>> of_loss{
-        {"accent", a.loss.size() > 40 ? "training loss, and its running mean" : "training loss"}};
-    if (!a.validation.empty()) of_loss.emplace_back("communication", "validation");
-    loss += keys(of_loss);
-  }
-  out += section("Loss", loss);
+  const bool has_loss = !a.charts.empty() && a.charts[0].title == "loss";
+  out += section("Loss", has_loss ? charted(a.charts[0], "loss", 960, 240) : "");
+  out += section("Metrics", small_charts(a, true));
+  out += section("Rates and norms", small_charts(a, false));
   out += section("Timeline", timeline(a));
-  std::string split = split_chart(a, max_ranks);
-  if (!split.empty())
-    split += part_keys() + soft(
-                               "Mean of the steps after the first. Communication is what the main thread waits for; "
-                               "what overlaps with computation is not included.");
-  out += section("Where the time goes", split + waits(a));
+  out += section("Where the time goes", time_split(a));
   out += section("Memory", memory(a));
   out += section("Traffic", traffic(a));
   out += section("Operations", operations(a));
-  if (run.traces.empty())
-    out +=
-        section("No trace", "<p>Timeline, memory and traffic come from a trace: run the program with <code>--trace " +
-                                escaped(run.folder) + "/trace</code>.</p>\n");
+  if (run.traces.empty()) out += section("No trace", no_trace(run));
   out += section("Settings", settings(run));
   return out + "</main>\n<script>" + script + "</script>\n</body>\n</html>\n";
 }
@@ -236,7 +293,8 @@ std::string timeline_svg(const Analysis& a, const std::string& title) {
           "</title>\n<style>text{font:12px Helvetica,Arial,sans-serif;fill:#59636e}text.in{fill:#fff;font-size:10px}"
           ".ink{fill:#1f2328}.grid{stroke:#e8ebef}.idle{fill:#eef1f4}.forward{fill:#4c8dd6}.backward{fill:#3aa675}"
           ".weights{fill:#d9a441}.optimizer{fill:#8e6bc4}.data{fill:#c76b98}.communication{fill:#e0694f}"
-          ".other{fill:#b6bec8}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n");
+          ".evaluation{fill:#8a9a3f}.other{fill:#b6bec8}</style>\n<rect width=\"100%\" height=\"100%\" "
+          "fill=\"white\"/>\n");
 }
 
 }  // namespace lockstep::report

@@ -19,7 +19,10 @@ std::vector<Headline> headlines(const Analysis& analysis);
 std::string timeline_svg(const Analysis& analysis, const std::string& title);
 
 /// The charts of the page (charts.cpp), as SVG in the colors of page_style.inc. A chart without data is "".
-std::string loss_chart(const Analysis& analysis);
+/// Curves over steps. The axes are `width` x `height` pixels.
+std::string curve_chart(const CurveChart& chart, const std::string& id, double width, double height);
+bool has_mean(const Curve& curve);           ///< true: the chart has the running mean of the curve, too
+std::string_view curve_color(size_t curve);  ///< the color, a variable of page_style.inc, of a chart's n-th curve
 /// The timeline of a step: each rank's main thread, and its collectives below. Shows the first `max_rows` ranks.
 std::string timeline_chart(const Analysis& analysis, size_t max_rows);
 /// One bar per rank, divided by the kinds of activity (StepPhase).

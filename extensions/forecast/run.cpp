@@ -1,18 +1,15 @@
-// Reads the files of a run and computes the report's figures. See run.h.
+// Computes the report's figures from a run's traces. See run.h.
 #include "extensions/forecast/run.h"
 
 #include <cmath>
-#include <filesystem>
 
-#include "base/suggest.h"
-#include "data/files.h"
+#include "base/check.h"
 #include "pipeline/simulate.h"
 #include "zero/partition.h"
 
 namespace lockstep::report {
 namespace {
 
-namespace fs = std::filesystem;
 using data::Json;
 using trace::Category;
 
@@ -26,6 +23,7 @@ StepPhase part_of(const TraceEvent& e) {
     case Category::data: return StepPhase::data;
     case Category::wait:
     case Category::collective: return StepPhase::communication;
+    case Category::evaluation: return StepPhase::evaluation;
     case Category::pipeline:
       if (e.name.starts_with("forward")) return StepPhase::forward;
       if (e.name.starts_with("backward of the weights") || e.name.starts_with("adding")) return StepPhase::weights;
@@ -35,26 +33,6 @@ StepPhase part_of(const TraceEvent& e) {
                                                                               : StepPhase::other;
     default: return StepPhase::other;
   }
-}
-
-/// Reads a .jsonl file. A last line without newline, cut short by a kill, gives a warning; other bad lines an Error.
-std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& warnings) {
-  std::vector<Json> all;
-  const auto file = data::MappedFile::open(path);
-  std::string_view rest(reinterpret_cast<const char*>(file->data()), size_t(file->size()));
-  for (int64_t number = 1; !rest.empty(); ++number) {
-    const size_t end = rest.find('\n');
-    const bool torn = end == rest.npos;
-    const std::string line(rest.substr(0, end));
-    rest.remove_prefix(torn ? rest.size() : end + 1);
-    try {
-      if (!line.empty()) all.push_back(data::parse_json(line, str(path, ":", number)));
-    } catch (const Error&) {
-      if (!torn) throw;
-      warnings.push_back(path + ": the last line was cut short and left out; report again if the run still writes it");
-    }
-  }
-  return all;
 }
 
 std::vector<const TraceEvent*> steps_of(const RankTrace& t) {
@@ -77,6 +55,24 @@ std::vector<const TraceEvent*> within(const RankTrace& t, double begin, double e
        e != t.events.end() && e->begin < end; ++e)
     if ((e->row == 0) == main && e->category != Category::step) all.push_back(&*e);
   return all;
+}
+
+/// The evaluations among a main thread's events, which are sorted by begin; not those within another one.
+std::vector<const TraceEvent*> evaluations_among(const std::vector<const TraceEvent*>& events) {
+  std::vector<const TraceEvent*> all;
+  for (const TraceEvent* e : events)
+    if (e->category == Category::evaluation && (all.empty() || e->begin >= all.back()->end())) all.push_back(e);
+  return all;
+}
+
+void add_evaluations(const RunFiles& run, Analysis& a) {
+  for (const RankTrace& t : run.traces) {
+    const auto all = evaluations_among(within(t, -INFINITY, INFINITY, true));
+    double seconds = 0;
+    for (const TraceEvent* e : all) seconds += e->seconds;
+    a.evaluations.count = std::max(a.evaluations.count, int64_t(all.size()));
+    a.evaluations.seconds = std::max(a.evaluations.seconds, seconds);
+  }
 }
 
 void add_steps(const RunFiles& run, Analysis& a) {
@@ -111,27 +107,8 @@ void add_steps(const RunFiles& run, Analysis& a) {
   }
 }
 
-void add_loss(const RunFiles& run, Analysis& a) {
-  for (const Json& line : run.metrics) {
-    const double step = number_of(line, "step", NAN), loss = number_of(line, "loss", NAN);
-    const double validation = number_of(line, "val_loss", number_of(line, "test_loss", NAN));
-    if (std::isfinite(step) && std::isfinite(loss)) a.loss.emplace_back(step, loss);
-    if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
-  }
-  if (run.traces.empty()) return;
-  const std::vector<CounterSample>& curve = run.traces[0].samples("loss");
-  if (curve.size() <= a.loss.size()) return;
-  a.loss.clear();  // the trace has every step; mlp and cnn write metrics only once per epoch
-  const auto steps = steps_of(run.traces[0]);
-  size_t i = 0;
-  for (const CounterSample& sample : curve) {
-    while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
-    a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
-                        number_of(sample.values, "loss"));
-  }
-}
-
-/// Adds up what main threads wait for. A wait within another one, such as for the collective of a gather, is left out.
+/// Adds up what main threads wait for. A wait within another one, such as for the collective of a gather, is left out,
+/// and so are those of evaluations.
 void add_waits(const RunFiles& run, Analysis& a) {
   std::map<std::string, double> seconds;
   double steps = 0;
@@ -140,9 +117,10 @@ void add_waits(const RunFiles& run, Analysis& a) {
       ++steps;
       double until = step->begin;
       for (const TraceEvent* e : within(t, step->begin, step->end(), true)) {
-        if (e->category != Category::wait || e->begin < until) continue;
+        const bool waits = e->category == Category::wait;
+        if (e->begin < until || (!waits && e->category != Category::evaluation)) continue;
         until = e->end();
-        seconds[e->name] += e->seconds;
+        if (waits) seconds[e->name] += e->seconds;
       }
     }
   }
@@ -156,8 +134,13 @@ void add_traffic(const RunFiles& run, Analysis& a) {
   for (const RankTrace& t : run.traces) {
     for (const TraceEvent* step : measured_steps(t)) {
       ++steps;
+      const auto evaluations = evaluations_among(within(t, step->begin, step->end(), true));
+      const auto is_of_training = [&](const TraceEvent* e) {
+        return std::ranges::none_of(
+            evaluations, [&](const TraceEvent* other) { return other->begin <= e->begin && e->begin < other->end(); });
+      };
       for (const TraceEvent* e : within(t, step->begin, step->end(), false)) {
-        if (e->category != Category::collective) continue;
+        if (e->category != Category::collective || !is_of_training(e)) continue;
         CollectiveTraffic& row = rows[e->name + ", " + e->text("group")];
         ++row.calls;
         row.bytes += e->number("bytes"), row.sent += e->number("sent"), row.seconds += e->seconds;
@@ -238,37 +221,11 @@ double median(std::vector<double> values) {
   return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-const Json* RunFiles::note(const char* name) const {
-  for (const RankTrace& t : traces)
-    if (const Json* found = t.note(name)) return found;
-  return nullptr;
-}
-
 std::string_view name_of(StepPhase part) {
-  constexpr std::string_view names[] = {"forward",       "backward", "backward of weights", "optimizer", "data",
-                                        "communication", "other"};
+  constexpr std::string_view names[] = {"forward", "backward",      "backward of weights", "optimizer",
+                                        "data",    "communication", "evaluation",          "other"};
   static_assert(std::size(names) == parts);
   return names[size_t(part)];
-}
-
-RunFiles read_run(const std::string& folder) {
-  LOCKSTEP_CHECK(fs::is_directory(folder),
-                 "[report] expected the folder of a run (--out or --trace of a training program), got ", folder,
-                 fs::exists(folder) ? ", a file" : ", which does not exist", "; check the path");
-  RunFiles run{.folder = folder};
-  run.traces = read_traces(folder, run.warnings);
-  if (fs::exists(folder + "/config.json")) run.settings = data::read_json(folder + "/config.json");
-  else if (const Json* settings = run.note("settings")) run.settings = *settings;
-  if (fs::exists(folder + "/metrics.jsonl")) run.metrics = read_lines(folder + "/metrics.jsonl", run.warnings);
-  if (run.traces.empty() && run.metrics.empty()) {
-    std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(folder))
-      if (found.size() < 6) found.push_back(found.size() < 5 ? entry.path().filename().string() : "...");
-    fail(str("[report] expected a run in ", folder,
-             ": metrics.jsonl (a training program writes it with --out) or rank-N.json (with --trace), found ",
-             found.empty() ? "an empty folder" : list_names(found), "; check the path"));
-  }
-  return run;
 }
 
 std::vector<Interval> flatten(const std::vector<const TraceEvent*>& events, double begin, double end) {
@@ -293,8 +250,11 @@ std::vector<Interval> flatten(const std::vector<const TraceEvent*>& events, doub
   };
   for (const TraceEvent* e : events) {
     close(e->begin);
-    if (!open.empty() && (part_of(*e) == StepPhase::other || part_of(*e) == part_of(*open.back())))
-      continue;  // adds no information to the enclosing event
+    if (!open.empty()) {
+      const StepPhase inner = part_of(*e), outer = part_of(*open.back());
+      if (inner == StepPhase::other || inner == outer || outer == StepPhase::evaluation)
+        continue;  // adds no information to the enclosing event
+    }
     open.push_back(e);
   }
   close(INFINITY);
@@ -374,8 +334,9 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
 
 Analysis analyze(const RunFiles& run) {
   Analysis a;
-  add_loss(run, a);
+  a.charts = curves_of(run);
   add_steps(run, a);
+  add_evaluations(run, a);
   a.pipeline = measure_pipeline(run.traces);
   add_waits(run, a);
   add_traffic(run, a);
@@ -386,7 +347,8 @@ Analysis analyze(const RunFiles& run) {
       operations[name].calls += total.calls, operations[name].seconds += total.seconds;
   a.operations.assign(operations.begin(), operations.end());
   std::ranges::stable_sort(a.operations, std::greater(), [](const auto& one) { return one.second.seconds; });
-  if (const Json* parallel = run.note("parallel")) a.parameters = int64_t(number_of(*parallel, "parameters"));
+  const Json* const parallel = run.note("parallel");
+  a.parameters = int64_t(std::clamp(number_of(parallel ? *parallel : run.settings, "parameters"), 0., 1e18));
   return a;
 }
 

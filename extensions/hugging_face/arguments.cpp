@@ -42,6 +42,51 @@ bool reports(const TrainingArguments& a) {
   return std::ranges::any_of(a.report_to, [](const std::string& to) { return to != "none"; });
 }
 
+/// All arguments, for the run's run.json and so for lockstep report.
+Json to_json(const TrainingArguments& a) {
+  const auto* const resumed_from = std::get_if<std::string>(&a.resume_from_checkpoint);
+  return Json::Object{
+      {"output_dir", a.output_dir},
+      {"overwrite_output_dir", a.overwrite_output_dir},
+      {"per_device_train_batch_size", a.per_device_train_batch_size},
+      {"per_device_eval_batch_size", a.per_device_eval_batch_size},
+      {"gradient_accumulation_steps", a.gradient_accumulation_steps},
+      {"learning_rate", a.learning_rate},
+      {"weight_decay", a.weight_decay},
+      {"adam_beta1", a.adam_beta1},
+      {"adam_beta2", a.adam_beta2},
+      {"adam_epsilon", a.adam_epsilon},
+      {"optim", a.optim},
+      {"max_grad_norm", a.max_grad_norm},
+      {"num_train_epochs", a.num_train_epochs},
+      {"max_steps", a.max_steps},
+      {"lr_scheduler_type", a.lr_scheduler_type},
+      {"lr_scheduler_kwargs", a.lr_scheduler_kwargs},
+      {"warmup_steps", a.warmup_steps},
+      {"label_smoothing_factor", a.label_smoothing_factor},
+      {"gradient_checkpointing", a.gradient_checkpointing},
+      {"group_by_length", a.group_by_length},
+      {"eval_strategy", a.eval_strategy},
+      {"eval_steps", a.eval_steps},
+      {"save_strategy", a.save_strategy},
+      {"save_steps", a.save_steps},
+      {"save_total_limit", a.save_total_limit},
+      {"logging_steps", a.logging_steps},
+      {"load_best_model_at_end", a.load_best_model_at_end},
+      {"metric_for_best_model", a.best_metric()},
+      {"greater_is_better", a.greater_is_better ? Json(*a.greater_is_better) : Json()},
+      {"resume_from_checkpoint", resumed_from ? Json(*resumed_from) : Json(std::get<bool>(a.resume_from_checkpoint))},
+      {"early_stopping_patience", a.early_stopping_patience},
+      {"early_stopping_threshold", a.early_stopping_threshold},
+      {"report_to", Json::Array(a.report_to.begin(), a.report_to.end())},
+      {"logging_dir", a.logging_dir},
+      {"seed", int64_t(a.seed)},
+      {"fp16", a.fp16},
+      {"bf16", a.bf16},
+      {"dataloader_drop_last", a.dataloader_drop_last},
+      {"deepspeed", a.deepspeed}};
+}
+
 }  // namespace
 
 TrainOptions TrainingArguments::options() const {
@@ -155,6 +200,7 @@ TrainerOptions TrainingArguments::trainer_options() const {
                           {"dataloader_drop_last", dataloader_drop_last},
                           {"checkpoint.keep", save_total_limit}};
   if (gradient_checkpointing) o.config["activation_checkpointing.enabled"] = true;
+  o.notes["arguments"] = to_json(*this);
   return o;
 }
 

@@ -1,11 +1,7 @@
-// Inference on the device: a row has the same bits beside any other rows, and cuBLASLt is asked for each shape once,
-// whatever the number of threads.
+// Inference on the device: a row has the same bits beside any other rows.
 #include <doctest/doctest.h>
 
-#include <thread>
-
 #include "nn/nn.h"
-#include "parallel/data_parallel.h"
 #include "tensor/batch_invariant.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
@@ -85,35 +81,6 @@ TEST_CASE("batch-invariant products: a row has the same bits beside any other ro
 }
 
 #if defined(SIMT_CPU)
-TEST_CASE("plans: cuBLASLt is asked once for each shape, though every forward has new threads") {
-  Sequential net(Linear({.in = 24, .out = 40}), GELU(), Linear({.in = 40, .out = 8}));
-  const std::vector<Device> devices{cuda0, cuda1};
-  net.to(cuda0);
-  const auto make = [] { return Sequential(Linear({.in = 24, .out = 40}), GELU(), Linear({.in = 40, .out = 8})); };
-  parallel::DataParallel<Sequential> model(net, make, {.devices = devices});
-  const auto step = [&] {
-    sum(model(Variable(noise({10, 24}, f32, 1)))).backward();
-    for (const Device& device : devices) synchronize(device);
-  };
-  fake::take_heuristic_calls();
-  step();
-  const int64_t asked = fake::take_heuristic_calls();
-  CHECK(asked >= 2 * 5);  // on each device two products forward, and three backward
-  for (int i = 0; i < 3; ++i) step();
-  CHECK(fake::take_heuristic_calls() == 0);
-
-  const Tensor x = noise({11, 24}, f32, 1), w = noise({13, 24}, f32, 2);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 8; ++i) threads.emplace_back([&] { linear(x, w); });
-  for (std::thread& thread : threads) thread.join();
-  synchronize(cuda0);
-  CHECK(fake::take_heuristic_calls() == 1);
-
-  const BatchInvariant scope;  // one question for all numbers of rows
-  for (int64_t rows = 1; rows < 40; rows += 3) linear(noise({rows, 24}, f32, 1), w);
-  CHECK(fake::take_heuristic_calls() == 1);
-}
-
 TEST_CASE("plans: of cuBLASLt's candidates the first that can run is taken") {
   const Tensor x = noise({9, 40}, f32, 1), w = noise({11, 40}, f32, 2);
   for (const int64_t unusable : {0, 1, 2}) {

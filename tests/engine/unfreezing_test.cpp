@@ -2,11 +2,9 @@
 // trained again later. Training one that was frozen then is an error on all ranks, with its name, before the step.
 #include "engine/params.h"
 #include "nn/layer_list.h"
-#include "parallel/data_parallel.h"
 #include "parallel/gradient_sum.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/layers.h"
-#include "tests/devices.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;
@@ -175,19 +173,11 @@ const std::vector<Wrapper> wrappers = [] {
   if (engine::type_named("OneBitAdam")) all.push_back({"engine, 1 bit", 2, by_engine(0, "OneBitAdam")});
   return all;
 }();
-/// Wrappers without a list of trained parameters: any parameter may be trained later.
-const std::vector<Wrapper> free_ones = {
-    {"DataParallel", 1,
-     [](const Shared& net, int) {
-       auto devices = std::make_shared<Devices>(2);
-       auto both = std::make_shared<parallel::DataParallel<ThreeLayers>>(*net);
-       return by_hand(net, [both, net, devices](const Variable& x) { return (*both)(x); });
-     }},
-    {"average_gradients", 2,
-     [](const Shared& net, int rank) {
-       return by_part(net, rank, call_of(net), [net] { parallel::average_gradients(*net, dist::world()); });
-     }},
-};
+/// It has no list of trained parameters: any parameter may be trained later.
+const Wrapper free_one{"average_gradients", 2, [](const Shared& net, int rank) {
+                         return by_part(net, rank, call_of(net),
+                                        [net] { parallel::average_gradients(*net, dist::world()); });
+                       }};
 const Wrapper by_one_process{"alone", 1, [](const Shared& net, int) { return by_hand(net, call_of(net)); }};
 
 Shared make_three() {
@@ -233,7 +223,7 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
   for (const bool full : {true, false}) {  // every stage must train something: false leaves the biases trained
     const Tensors one = train_in_phases(by_one_process, 0, full);
     std::vector<Wrapper> all = wrappers;
-    all.insert(all.end(), free_ones.begin(), free_ones.end());
+    all.push_back(free_one);
     for (const Wrapper& wrapper : all) {
       CAPTURE(wrapper.name);
       CAPTURE(full);

@@ -4,10 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "optim/optim.h"
-#include "parallel/data_parallel.h"
-#include "tensor/memory.h"
-#include "tests/devices.h"
-#include "tests/parallel/util.h"
+#include "tests/parallel/memory_fault.h"
 
 using namespace lockstep;
 using namespace lockstep::parallel;
@@ -15,14 +12,6 @@ using namespace testing;
 using Kind = dist::SpawnOptions::Kind;
 
 namespace {
-
-/// Makes the k-th allocation from now on fail, until the end of the scope.
-struct Fault {
-  explicit Fault(int64_t k) { fail_allocation_after(k); }
-  ~Fault() { fail_allocation_after(0); }
-};
-
-int64_t held() { return memory_report().total.current; }
 
 /// A step of DDP with small buckets, in which the k-th allocation of rank 1 fails (with threads: of any rank). Notes
 /// each rank's error.
@@ -99,34 +88,6 @@ TEST_CASE("faults 31: out of memory in a rank that is a process ends the job in 
 
 TEST_CASE(
     "faults 31: out of memory in a step of one process: the step run again is bit-identical to an undisturbed one") {
-  for (const int devices : {1, 2}) {
-    const Devices some(devices);
-    CAPTURE(devices);
-    Mlp net;
-    DataParallel<Mlp> dp(net);
-    const auto step = [&] {
-      loss_of(net, 0, 0, [&](const Variable& x) { return devices == 1 ? net(x) : dp(x); }).backward();
-    };
-    step();
-    const Tensors calm = copy_gradients(net);
-    net.zero_grad();
-    const int64_t held_before = held();
-    int64_t k = 1;
-    for (;; ++k) {
-      CAPTURE(k);
-      std::string text;
-      {
-        const Fault fault(k);
-        text = message(step);
-      }
-      if (text == "(no error)") break;
-      CHECK(contains(text, "[memory] could not allocate "));
-      net.zero_grad();
-      CHECK(held() == held_before);
-      step();
-      CHECK(differing(calm, copy_gradients(net)) == "");
-      net.zero_grad();
-    }
-    CHECK(k > 20);
-  }
+  Mlp net;
+  check_steps_again(net, [&](const Variable& x) { return net(x); });
 }

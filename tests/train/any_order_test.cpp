@@ -3,7 +3,6 @@
 
 #include "nn/models/gpt.h"
 #include "parallel/activation_checkpoints.h"
-#include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
 #include "parallel/moe/layer.h"
 #include "pipeline/layers.h"
@@ -92,13 +91,6 @@ const std::vector<Order> orders = {
        auto counts = std::make_shared<train::ExpertCounts>(*layer, true);
        auto output = std::make_shared<Variable>((*layer)(Variable(randn({4, 8}))));
        return {layer, counts, output};
-     }},
-    {"DataParallel", 1,
-     [](int) -> Owners {
-       auto net = std::make_shared<Borrowed>();
-       auto model = std::make_shared<parallel::DataParallel<Borrowed>>(*net);
-       auto output = std::make_shared<Variable>((*model)(borrowed_input()));
-       return {net, model, output};
      }},
     {"pipeline", 2,
      [](int) -> Owners {

@@ -24,10 +24,14 @@ struct ReportAsked {
 };
 
 Json to_json(const report::RunFiles& run, const report::Analysis& a, const std::string& page) {
-  Json j = Json::Object{{"page", page}};
-  if (!a.loss.empty()) j["loss"] = a.loss.back().second;
+  Json j = Json::Object{{"page", page}, {"program", run.program()}};
+  if (const report::Curve* loss = a.curve("loss")) j["loss"] = loss->last();
+  Json& metrics = j["metrics"] = Json::Object();
+  for (const report::CurveChart& chart : a.charts)
+    for (const report::Curve& curve : chart.curves) metrics[curve.name] = curve.last();
   j["steps"] = int64_t(a.steps.size());
   j["step_seconds"] = a.median_step;
+  j["evaluations"] = Json::Object{{"count", a.evaluations.count}, {"seconds", a.evaluations.seconds}};
   if (a.pipeline) {
     j["pipeline"] =
         Json::Object{{"schedule", a.pipeline->schedule},           {"stages", a.pipeline->stages},
@@ -54,7 +58,7 @@ void report(const ReportAsked& o) {
     const std::string picture = report::timeline_svg(a, "timeline of " + o.folder);
     LOCKSTEP_CHECK(
         !picture.empty(), o.folder,
-        ": --svg draws the timeline of a step, but there is no trace with one; train with --trace, and report again");
+        ": --svg draws the timeline of a step, but there is no trace with one; trace the run, and report again");
     data::write_atomically(o.svg, picture);
   }
   for (const std::string& warning : run.warnings) std::cerr << "warning: " << printable(warning) << "\n";
@@ -69,7 +73,7 @@ void report(const ReportAsked& o) {
 void add_report_command(CLI::App& app) {
   auto o = std::make_shared<ReportAsked>();
   CLI::App& command = *app.add_subcommand(
-      "report", "one HTML page about a run: loss, timeline, memory and traffic beside their formulas, settings");
+      "report", "one HTML page about a run: metrics, timeline, memory and traffic beside their formulas, settings");
   const OptionGroup add(command);
   add("folder", o->folder, "folder given to --out or --trace (traces may be one folder below)")->required();
   add("--out", o->out, "the page (default: report.html in the folder)");

@@ -50,6 +50,8 @@ TEST_CASE("report: what main threads wait for in a step; waits inside of others 
         put("wait for a collective", Category::wait, i + 0.15, i + 0.25);
         put("wait for a collective", Category::wait, i + 0.5, i + 0.6);
         if (i > 0) put("wait for a read", Category::wait, i + 0.7, i + 0.75);
+        put("evaluate", Category::evaluation, i + 0.8, i + 0.9);
+        put("wait for a collective", Category::wait, i + 0.82, i + 0.89);
         put("step " + std::to_string(i), Category::step, i, i + 1, {{"step", i}});
       }
     });
@@ -62,6 +64,37 @@ TEST_CASE("report: what main threads wait for in a step; waits inside of others 
     CHECK(a.waits[i].first == expected[i].first);
     CHECK(a.waits[i].second == doctest::Approx(expected[i].second));
   }
+}
+
+TEST_CASE("report: an evaluation is a phase of its own, whatever happens in it, also after the last step") {
+  const TempDir folder;
+  const trace::Track group("group world", 0);
+  traced(folder, 0, 1, [&] {
+    for (int i = 0; i < 3; ++i) {
+      put("forward 0", Category::forward, i + 0.1, i + 0.3);
+      put("all_reduce", Category::collective, i + 0.3, i + 0.4, {{"sent", 10}, {"group", "world"}}, &group);
+      put("evaluate", Category::evaluation, i + 0.5, i + 0.9);
+      put("eval_batches", Category::evaluation, i + 0.5, i + 0.8);
+      put("forward 0", Category::pipeline, i + 0.6, i + 0.7);
+      put("wait for a collective", Category::wait, i + 0.82, i + 0.85);
+      put("all_reduce", Category::collective, i + 0.82, i + 0.85, {{"sent", 90}, {"group", "world"}}, &group);
+      put("step " + std::to_string(i), Category::step, i, i + 1, {{"step", i}});
+    }
+    put("evaluate", Category::evaluation, 3, 3.6);
+  });
+  const Analysis a = analyze(read_run(folder.str()));
+  const auto& seconds = a.split.at(0);
+  CHECK(seconds[size_t(StepPhase::evaluation)] == doctest::Approx(0.4));
+  CHECK(seconds[size_t(StepPhase::forward)] == doctest::Approx(0.2));
+  CHECK(seconds[size_t(StepPhase::communication)] == 0);
+  CHECK(seconds[size_t(StepPhase::other)] == doctest::Approx(0.4));
+  CHECK(a.evaluations.count == 4);
+  CHECK(a.evaluations.seconds == doctest::Approx(1.8));
+  CHECK(a.sent == doctest::Approx(10));
+  const std::string page = make_page(read_run(folder.str()), a);
+  check_page(page);
+  CHECK(contains(page, "4 evaluations took 1.8"));
+  CHECK(contains(page, "class=\"evaluation\""));
 }
 
 TEST_CASE("report: nested spans of time are counted once") {
@@ -203,10 +236,12 @@ TEST_CASE("report: a run without a trace, and folders that hold no run") {
       const RunFiles run = read_run(folder.path);
       CHECK(run.warnings.size() == torn);
       const Analysis a = analyze(run);
-      REQUIRE(a.loss.size() == size_t(lines));
-      CHECK(a.loss.back().first == lines);
-      CHECK(a.loss.back().second == doctest::Approx(1. / lines));
-      CHECK(a.validation.size() == size_t(lines / 10));
+      const Curve *const loss = a.curve("loss"), *const validation = a.curve("val_loss");
+      REQUIRE(loss);
+      REQUIRE(loss->points.size() == size_t(lines));
+      CHECK(loss->points.back().first == lines);
+      CHECK(loss->last() == doctest::Approx(1. / lines));
+      CHECK((validation ? validation->points.size() : 0) == size_t(lines / 10));
       const std::string page = make_page(run, a);
       check_page(page);
       CHECK(contains(page, "gpt &lt;&amp;&gt;"));
@@ -224,4 +259,108 @@ TEST_CASE("report: a run without a trace, and folders that hold no run") {
     CHECK_ERROR(read_run(folder.path), said);
     std::filesystem::remove(folder / name);
   }
+}
+
+TEST_CASE("report: every metric has a curve, beside those of the same quantity") {
+  const TempDir folder;
+  std::string text;
+  for (int i = 1; i <= 60; ++i)
+    text += str(R"({"step": )", i, R"(, "epoch": 1, "<own>": 7, "loss": )", 2. / i, R"(, "lr": 1e-3, "grad_norm": )",
+                i == 5 ? "null" : "0.5", R"(, "expert_tokens": [1, )", i, "], \"words\": \"none\"",
+                i % 20 == 0 ? R"(, "val_loss": 3, "ema_val_loss": 2.5, "val_accuracy": 0.75)" : "", "}\n");
+  folder.write("metrics.jsonl", text);
+  const RunFiles run = read_run(folder.path);
+  const Analysis a = analyze(run);
+  const struct {
+    const char* title;
+    std::vector<const char*> curves;
+    std::vector<size_t> points;
+    bool evaluated;
+  } expected[] = {{"loss", {"loss", "val_loss", "ema_val_loss"}, {60, 3, 3}, true},
+                  {"accuracy", {"val_accuracy"}, {3}, true},
+                  {"<own>", {"<own>"}, {60}, false},
+                  {"lr", {"lr"}, {60}, false},
+                  {"grad_norm", {"grad_norm"}, {59}, false},
+                  {"expert_tokens", {"expert_tokens/0", "expert_tokens/1"}, {60, 60}, false}};
+  REQUIRE(a.charts.size() == std::size(expected));
+  for (size_t i = 0; i < a.charts.size(); ++i) {
+    const CurveChart& chart = a.charts[i];
+    CHECK(chart.title == expected[i].title);
+    CHECK(chart.is_evaluated() == expected[i].evaluated);
+    REQUIRE(chart.curves.size() == expected[i].curves.size());
+    for (size_t k = 0; k < chart.curves.size(); ++k) {
+      CHECK(chart.curves[k].name == expected[i].curves[k]);
+      CHECK(chart.curves[k].points.size() == expected[i].points[k]);
+    }
+  }
+  CHECK(a.curve("expert_tokens/1")->points[4] == std::pair<double, double>(5, 5));
+  CHECK(!a.curve("words"));
+  const std::string page = make_page(run, a);
+  check_page(page);
+  for (const char* said :
+       {"<h2>Loss</h2>", "<h2>Metrics</h2>", "<h2>Rates and norms</h2>", "grad_norm, and its running",
+        "ema_val_loss 2.5 after step 40", "<b>0.75</b><span>val_accuracy", "&lt;own&gt;"})
+    CHECK_MESSAGE(contains(page, said), said);
+}
+
+TEST_CASE("report: folders of TrainingArguments, and what the page says about programs") {
+  const char* const state = R"({"best_metric": 1.5, "best_global_step": 4, "log_history": [
+    {"epoch": 1, "step": 2, "loss": 2, "learning_rate": 0.1, "grad_norm": NaN}, {"step": 4, "eval_loss": 1.5,
+    "eval_runtime": 3}, {"step": 4, "loss": 1}, {"step": 4, "train_runtime": 9, "train_loss": 1.5}]})";
+  const char* const settings = R"({"program": "own", "arguments": {"learning_rate": 0.1, "lr_scheduler_kwargs": {"a":
+    1}}, "engine": {"fp16": {"enabled": false}}})";
+  const char* const model = R"({"model_type": "llama", "limit": Infinity})";
+  const struct {
+    std::vector<std::pair<const char*, const char*>> files;
+    const char *folder, *title;  // folder: below the run's
+    std::vector<const char*> said;
+  } rows[] = {
+      {{{"run.json", settings}, {"trainer_state.json", state}, {"config.json", model}},
+       "",
+       "own",
+       {"arguments.lr_scheduler_kwargs.a", "fp16.enabled", "<b>1.5</b><span>the best, after step 4", "parallel.trace"}},
+      {{{"run.json", settings}, {"checkpoint-4/trainer_state.json", state}}, "", "own", {"arguments.learning_rate"}},
+      {{{"run.json", settings}, {"checkpoint-4/trainer_state.json", state}}, "checkpoint-4/", "own", {"fp16.enabled"}},
+      {{{"checkpoint-4/trainer_state.json", state}, {"checkpoint-4/config.json", model}},
+       "checkpoint-4",
+       "checkpoint-4",
+       {"model_type", "which only a run of Lockstep can have"}},
+      {{{"checkpoint-2/trainer_state.json", "{}"}, {"checkpoint-4~2/trainer_state.json", state}}, "", "", {}},
+      {{{"config.json", R"({"program": "own", "trace_option": "--trace"})"},
+        {"metrics.jsonl", "{\"step\": 2,\"loss\": 2}"}},
+       "",
+       "own",
+       {"<code>--trace "}},
+  };
+  for (const auto& row : rows) {
+    const TempDir folder;
+    for (const auto& [name, text] : row.files) {
+      fs::create_directories(fs::path(folder / name).parent_path());
+      folder.write(name, text);
+    }
+    CAPTURE(row.files[0].first);
+    const RunFiles run = read_run(folder / row.folder);
+    const Analysis a = analyze(run);
+    REQUIRE(a.curve("loss"));
+    CHECK(a.curve("loss")->points[0] == std::pair<double, double>(2, 2));
+    if (!run.state.is_null()) {
+      CHECK(a.curve("eval_loss")->points.size() == 1);
+      CHECK(a.curve("learning_rate")->last() == 0.1);
+      CHECK(a.charts.size() == 2);  // no curve of times, nor of numbers that are none
+    }
+    if (*row.title) CHECK(run.program() == row.title);
+    const std::string page = make_page(run, a);
+    check_page(page);
+    for (const char* said : row.said) CHECK_MESSAGE(contains(page, said), said);
+    CHECK(contains(page, "--trace") == contains(row.said.empty() ? "" : row.said.back(), "--trace"));
+  }
+}
+
+TEST_CASE("report: a trace names the program that a folder does not name") {
+  const TempDir folder;
+  traced(folder, 0, 1, [&] {
+    trace::note("run", R"({"program": "own"})");
+    put("step 0", Category::step, 0, 1, {{"step", 0}});
+  });
+  CHECK(read_run(folder.path).program() == "own");
 }

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const fuzz::Limits limits(size);
   try {
     run.write({reinterpret_cast<const char*>(data), size},
-              {"metrics.jsonl", "config.json", "rank-0.json", "rank-1.json"});
+              {"metrics.jsonl", "config.json", "rank-0.json", "rank-1.json", "run.json", "trainer_state.json"});
     const report::RunFiles files = report::read_run(run.path());
     if (report::make_page(files, report::analyze(files)).empty()) std::abort();
   } catch (const Error&) {}

@@ -1,5 +1,5 @@
 // Splits inputs over devices, joins outputs and counts the bytes moved, for DataParallel. See scatter.h.
-#include "parallel/scatter.h"
+#include "extensions/data_parallel/scatter.h"
 
 #include <fmt/format.h>
 

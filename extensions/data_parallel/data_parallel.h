@@ -1,7 +1,8 @@
 #pragma once
-// DataParallel: one process, several devices. Every forward splits the batch, copies the parameters to each device,
-// runs the replicas in threads and joins the outputs on the first device; backward sums the gradients there. Devices
-// may be virtual CPU devices (cpu:0 .. cpu:k), so DataParallel runs on any machine.
+// #include <lockstep/data_parallel.h>. DataParallel: one process, several devices. Every forward splits the batch,
+// copies the parameters to each device, runs the replicas in threads and joins the outputs on the first device;
+// backward sums the gradients there. Devices may be virtual CPU devices (cpu:0 .. cpu:k), so DataParallel runs on any
+// machine.
 //
 //             split         replicas               join         backward, by Reduce:
 //   batch ──┬────► cpu:0 ── the module ──► y0 ──┬──► y          root  all gradients go to cpu:0, which adds them
@@ -27,8 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "extensions/data_parallel/scatter.h"
 #include "nn/module.h"
-#include "parallel/scatter.h"
 
 namespace lockstep::parallel {
 

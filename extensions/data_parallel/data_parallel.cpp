@@ -1,5 +1,5 @@
 // Replicas: copying parameters, running threads, summing gradients. See data_parallel.h.
-#include "parallel/data_parallel.h"
+#include "extensions/data_parallel/data_parallel.h"
 
 #include <exception>
 #include <map>

@@ -6,10 +6,10 @@
 #include <iterator>
 
 #include "autograd/autocast.h"
+#include "extensions/data_parallel/data_parallel.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "optim/optimizer.h"
-#include "parallel/data_parallel.h"
 #include "tensor/random.h"
 #include "tests/apart.h"
 #include "tests/devices.h"
