@@ -73,6 +73,7 @@ GIVEN = {
         ("job", "ls::train::TrainJob&", ""),
         ("options", "ls::train::TrainerOptions", ""),
         ("trainer", "ls::train::Trainer", ""),
+        ("run", "ls::train::RunState&", "what a callback gets"),
         ("compute_metrics", "std::function<std::vector<std::pair<std::string, double>>(const ls::train::Predictions&)>", ""),
     ],
     "parallel": [
@@ -81,6 +82,8 @@ GIVEN = {
     ],
     "distributions": [("normal", "ls::distributions::Normal", "")],
     "optimizers": [("lbfgs", "ls::optim::LBFGS", ""), ("average", "ls::optim::WeightAverage", "")],
+    "metrics": [("metric", "ls::metrics::Accuracy", "or any other metric")],
+    "summary": [("writer", "ls::SummaryWriter", "")],
     "compression": [("power", "ls::parallel::PowerSgd", ""), ("local", "ls::parallel::PostLocalSgd", "")],
     "checkpoint_tools": [("opened", "ls::checkpoints::Opened", "what `open_checkpoint()` returned")],
     "deepspeed": [("profiler", "ls::engine::FlopsProfiler", "")],

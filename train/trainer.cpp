@@ -226,7 +226,7 @@ void Trainer::Impl::call(Callback::Function Callback::*event) {
   LOCKSTEP_CHECK(!asked.evaluate || o.evaluate,
                  "[Trainer] a callback set control.evaluate: expected data to evaluate, got none; set "
                  "TrainerOptions::evaluate");
-  if (step < steps) job.team().note_stop(signal);
+  job.team().note_stop(step < steps ? signal : 0);  // after the last step it stops nothing
 }
 
 void Trainer::Impl::fit() {

@@ -83,11 +83,11 @@ std::vector<CurveChart> curves_of(const RunFiles& run) {
   std::vector<CurveChart> charts = std::move(all.charts);
   if (!run.traces.empty()) {
     Curve traced = loss_of(run.traces[0]);
-    auto chart = std::ranges::find(charts, "loss", &CurveChart::title);
+    auto chart = std::ranges::find(charts, std::string_view("loss"), &CurveChart::title);
     if (chart == charts.end() && !traced.points.empty())
       chart = charts.insert(charts.end(), CurveChart{.title = "loss"});
     if (chart != charts.end()) {
-      const auto own = std::ranges::find(chart->curves, "loss", &Curve::name);
+      const auto own = std::ranges::find(chart->curves, std::string_view("loss"), &Curve::name);
       if (own == chart->curves.end() && !traced.points.empty())
         chart->curves.insert(chart->curves.begin(), std::move(traced));
       else if (own != chart->curves.end() && traced.points.size() > own->points.size()) *own = std::move(traced);

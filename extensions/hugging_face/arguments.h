@@ -19,7 +19,7 @@ namespace lockstep::train {
 
 /// Arguments of a training run. A `deepspeed` file must have the same values or "auto"; an Error lists all differences.
 struct TrainingArguments {
-  std::string output_dir = {};  ///< if it already holds a run, the run must be resumed or overwritten
+  std::string output_dir = {};        ///< if it already holds a run, the run must be resumed or overwritten
   bool overwrite_output_dir = false;  ///< true: unless it is resumed, remove the run that output_dir holds
   int64_t per_device_train_batch_size = 8, per_device_eval_batch_size = 8, gradient_accumulation_steps = 1;
   double learning_rate = 5e-5, weight_decay = 0, adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8;

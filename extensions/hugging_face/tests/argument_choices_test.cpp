@@ -266,7 +266,7 @@ TEST_CASE("argument choices: a run by groups of lengths has the same bits for an
     struct Ragged : data::Dataset<data::Example> {
       int64_t size() const override { return 24; }
       data::Example get(int64_t i) const override {
-        return {full({1 + i % 5, 6}, double(i) / 24), full({}, double(i % 3))};
+        return {full({1 + i % 5, 6}, double(i) / 24, {.device = cpu}), full({}, double(i % 3), {.device = cpu})};
       }
     };
     o.data = data::share(data::PaddedDataset(data::share(Ragged())));
@@ -337,7 +337,7 @@ TEST_CASE("argument choices: reduce_lr_on_plateau follows the evaluations, also 
   args.lr_scheduler_type = "reduce_lr_on_plateau";
   CHECK(train_with(args, 1, true).steps == 2);  // by default it follows eval_loss
   args.metric_for_best_model = "f1";
-  CHECK_ERROR(train_with(args, 1, true), "metric_for_best_model: expected one of those evaluated, eval_loss");
+  CHECK_ERROR(train_with(args, 1, true), "there is no metric eval_f1; choose one of those evaluated: eval_loss");
 }
 
 TEST_CASE("argument choices: a folder is overwritten, and reported to TensorBoard") {
@@ -354,7 +354,7 @@ TEST_CASE("argument choices: a folder is overwritten, and reported to TensorBoar
   CHECK(files == 1);  // only rank 0 writes
   for (const char* tag : {"train/loss", "train/lr", "train/grad_norm", "eval/loss", "eval/accuracy"})
     CHECK_MESSAGE(contains(events, tag), tag);
-  CHECK_ERROR(train_with(args), "already holds a run; continue it with resume_from_checkpoint");
+  CHECK_ERROR(train_with(args, 1, true), "already holds a run; continue it with resume_from_checkpoint");
   args.overwrite_output_dir = true, args.max_steps = 2;
   CHECK(train_with(args, 1, true).steps == 2);
   CHECK(!std::filesystem::exists(out / "run/checkpoint-4"));
@@ -390,7 +390,7 @@ TEST_CASE("padding: batches have the length of their longest sample") {
   struct Texts : data::Dataset<data::Example> {
     int64_t size() const override { return 3; }
     data::Example get(int64_t i) const override {
-      return {full({i, 2}, 7, {.dtype = i64}), full({2 * i}, 5, {.dtype = i64})};
+      return {full({i, 2}, 7, {.dtype = i64, .device = cpu}), full({2 * i}, 5, {.dtype = i64, .device = cpu})};
     }
   };
   const data::PaddedDataset padded(data::share(Texts()), {.input_pad = 9, .pad_to_multiple_of = 4});

@@ -239,7 +239,8 @@ void add_command(CLI::App& app) {
       check(*o);
       return o->args.options();
     });
-    options.plan = o->engine.plan, options.set = o->engine.set, options.device = o->engine.device;
+    options.set.insert(options.set.end(), o->engine.set.begin(), o->engine.set.end());
+    options.plan = o->engine.plan, options.device = o->engine.device;
     options.threads = o->engine.threads, options.json = o->engine.json;
     options.parallel.ranks = o->engine.parallel.ranks, options.parallel.trace = o->engine.parallel.trace;
     go_on_after_restart(options);

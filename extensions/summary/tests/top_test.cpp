@@ -171,7 +171,7 @@ TEST_CASE("top: whether a job runs in the folder") {
 TEST_CASE("top: of a long metrics.jsonl the end is read") {
   const RunFolder run;
   std::ofstream out(run / "metrics.jsonl");
-  for (int step = 1; step <= 200000; ++step) out << "{\"step\": " << step << ", \"loss\": 1.5, \"lr\": 0.1}\n";
+  for (int step = 1; step <= 200000; ++step) out << str("{\"step\": ", step, ", \"loss\": 1.5, \"lr\": 0.1}\n");
   out.close();
   const RunView view(run.str());
   CHECK(view.step() == 200000);
