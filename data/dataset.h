@@ -43,7 +43,9 @@ concept HoldsTensors = requires(S& sample, void (*fn)(const std::string&, Tensor
 
 }  // namespace lockstep::data
 
+/// Number of names in auto& [x, y] = example.
 template <> struct std::tuple_size<lockstep::data::Example> : std::integral_constant<size_t, 2> {};
+/// Both are tensors.
 template <size_t i> struct std::tuple_element<i, lockstep::data::Example> : std::type_identity<lockstep::Tensor> {};
 
 namespace lockstep::data {

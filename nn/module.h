@@ -126,8 +126,7 @@ class Module {
   /// Runs the module on one variable; Sequential and checkpoints use it. A module whose forward() takes neither one
   /// variable nor one tensor of tokens runs its layers() instead.
   virtual Variable call(const Variable& x);
-  /// call() with all inputs of a sample: 2 to 4 of them may be the arguments of forward(), variables or tensors; else
-  /// they are the inputs of the first of layers(). Error if neither takes so many.
+  /// Passes all inputs of a sample to forward() (at most 4 variables or tensors), or else to the first of layers().
   virtual Variable call_many(const std::vector<Variable>& inputs);
 
   std::vector<Variable> parameters();  ///< every parameter once, shared ones too

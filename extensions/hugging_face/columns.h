@@ -28,7 +28,7 @@ struct NamedTensors : std::map<std::string, Tensor> {
 Example columns_of(const NamedTensors& all, const std::vector<std::string>& inputs,
                    const std::vector<std::string>& targets);
 
-/// Examples for a Trainer or an engine, made of samples with named tensors: NamedTensors, or structs with each_tensor().
+/// Examples for a Trainer or an engine, from samples with named tensors: NamedTensors, or structs with each_tensor().
 template <HoldsTensors S> class ColumnDataset : public Dataset<Example> {
  public:
   /// inputs: names of the arguments of forward(), in its order. targets: names of what the loss gets, in its order.
