@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "base/suggest.h"
 #include "data/sampler.h"
 #include "tensor/ops.h"
 
@@ -16,10 +17,27 @@ int64_t row_bytes(const Tensor& x) {
   return bytes;
 }
 
-template <class Part> Tensor collate_part(const auto& samples, Part part) {
-  std::vector<Tensor> tensors;
-  for (const auto& sample : samples) tensors.push_back(part(sample));
-  return collate(tensors);
+/// collate() of tensors that Errors call `name`, such as "target: ".
+Tensor stack_samples(const std::vector<Tensor>& samples, const std::string& name) {
+  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none; give some");
+  const Tensor& first = samples[0];
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Tensor& x = samples[i];
+    LOCKSTEP_CHECK(
+        x.defined() && x.device().is_cpu(), "[collate] ", name, "sample ", i,
+        " of the batch has no tensor on the cpu; datasets give cpu tensors, and ToDevice copies whole batches");
+    LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(), "[collate] ", name,
+                   "expected samples like the first, ", first.dtype(), first.shape(), ", got ", x.dtype(), x.shape(),
+                   " as sample ", i, " of the batch; pass your own collate function");
+  }
+  Shape shape = first.shape();
+  shape.insert(0, int64_t(samples.size()));
+  Tensor out = empty(shape, {.dtype = first.dtype(), .device = cpu});
+  const size_t bytes = size_t(first.numel() * size_of(first.dtype()));
+  auto* to = static_cast<std::byte*>(out.raw_data());
+  if (bytes)
+    for (size_t i = 0; i < samples.size(); ++i) std::memcpy(to + i * bytes, samples[i].contiguous().raw_data(), bytes);
+  return out;
 }
 
 }  // namespace
@@ -48,74 +66,61 @@ Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   return out;
 }
 
-Tensor collate(const std::vector<Tensor>& samples) {
+Tensor collate(const std::vector<Tensor>& samples) { return stack_samples(samples, ""); }
+
+std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples,
+                            const std::vector<std::vector<std::string>>& names) {
   LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none; give some");
-  const Tensor& first = samples[0];
   for (size_t i = 0; i < samples.size(); ++i) {
-    const Tensor& x = samples[i];
-    LOCKSTEP_CHECK(
-        x.defined() && x.device().is_cpu(), "[collate] sample ", i,
-        " of the batch has no tensor on the cpu; datasets give cpu tensors, and ToDevice copies whole batches");
-    LOCKSTEP_CHECK(x.shape() == first.shape() && x.dtype() == first.dtype(),
-                   "[collate] expected samples like the first, ", first.dtype(), first.shape(), ", got ", x.dtype(),
-                   x.shape(), " as sample ", i, " of the batch; pass your own collate function");
-  }
-  Shape shape = first.shape();
-  shape.insert(0, int64_t(samples.size()));
-  Tensor out = empty(shape, {.dtype = first.dtype(), .device = cpu});
-  const size_t bytes = size_t(first.numel() * size_of(first.dtype()));
-  auto* to = static_cast<std::byte*>(out.raw_data());
-  if (bytes)
-    for (size_t i = 0; i < samples.size(); ++i) std::memcpy(to + i * bytes, samples[i].contiguous().raw_data(), bytes);
-  return out;
-}
-
-Example collate(const std::vector<Example>& samples) {
-  return {collate_part(samples, [](const Example& e) { return e.input; }),
-          collate_part(samples, [](const Example& e) { return e.target; })};
-}
-
-std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
-  LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none; give some");
-  for (size_t i = 0; i < samples.size(); ++i)
+    LOCKSTEP_CHECK(names.empty() || names[i] == names[0], "[collate] expected the tensors ", list_names(names[0]),
+                   " of the first sample, got ", list_names(names[i]), " in sample ", i, " of the batch; give these");
     LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(),
                    " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch; give as many");
-  std::vector<Tensor> batch;
-  for (size_t part = 0; part < samples[0].size(); ++part)
-    batch.push_back(collate_part(samples, [&](const auto& sample) { return sample[part]; }));
+  }
+  std::vector<Tensor> batch, column(samples.size());
+  for (size_t part = 0; part < samples[0].size(); ++part) {
+    for (size_t i = 0; i < samples.size(); ++i) column[i] = samples[i][part];
+    batch.push_back(stack_samples(column, (names.empty() ? std::to_string(part) : names[0][part]) + ": "));
+  }
   return batch;
 }
 
-TensorDataset::TensorDataset(Tensor inputs, Tensor targets) {
-  LOCKSTEP_CHECK(inputs.defined() && targets.defined() && inputs.dim() >= 1 && targets.dim() >= 1,
-                 "[TensorDataset] expected tensors of at least 1 dim, got ",
-                 inputs.defined() ? str(inputs.shape()) : "none", " and ",
-                 targets.defined() ? str(targets.shape()) : "none", "; give both, with a row for each sample");
-  LOCKSTEP_CHECK(inputs.size(0) == targets.size(0), "[TensorDataset] expected as many targets as inputs, got ",
-                 inputs.shape(), " and ", targets.shape(), "; drop those without a partner");
-  inputs_ = inputs.contiguous();
-  targets_ = targets.contiguous();
+TensorDataset::TensorDataset(Tensor inputs, Tensor targets, std::vector<Tensor> more_inputs,
+                             std::vector<Tensor> more_targets)
+    : all_{std::move(inputs), std::move(targets), std::move(more_inputs), std::move(more_targets)} {
+  all_.each_tensor([&](const std::string& name, Tensor& x) {
+    LOCKSTEP_CHECK(x.defined() && x.dim() >= 1, "[TensorDataset] expected tensors of at least 1 dim, got ",
+                   x.defined() ? str(x.shape()) : "none", " as ", name, "; give each, with a row for each sample");
+    LOCKSTEP_CHECK(x.size(0) == size(), "[TensorDataset] expected as many rows of ", name, " as of input, got ",
+                   all_.input.shape(), " and ", x.shape(), "; drop those without a partner");
+    x = x.contiguous();
+  });
 }
 
 Example TensorDataset::get(int64_t index) const {
   check_index("TensorDataset", index, size());
-  return {inputs_[index], targets_[index]};
+  Example one = all_;
+  one.each_tensor([&](const auto&, Tensor& x) { x = x[index]; });
+  return one;
 }
 
 std::optional<Example> TensorDataset::get_batch(std::span<const int64_t> indices) const {
   for (const int64_t index : indices) check_index("TensorDataset", index, size());
-  return Example{take_rows(inputs_, indices), take_rows(targets_, indices)};
+  Example rows = all_;
+  rows.each_tensor([&](const auto&, Tensor& x) { x = take_rows(x, indices); });
+  return rows;
+}
+
+Example batch_of(const Dataset<Example>& dataset, std::span<const int64_t> indices) {
+  if (std::optional<Example> batch = dataset.get_batch(indices)) return *batch;
+  std::vector<Example> samples;
+  for (const int64_t index : indices) samples.push_back(dataset.get(index));
+  return collate(samples);
 }
 
 TensorDataset to_tensors(const Dataset<Example>& dataset) {
-  const std::vector<int64_t> all = SequentialSampler(dataset.size())();
-  std::optional<Example> batch = dataset.get_batch(all);
-  if (!batch) {
-    std::vector<Example> samples;
-    for (const int64_t index : all) samples.push_back(dataset.get(index));
-    batch = collate(samples);
-  }
-  return {batch->input, batch->target};
+  const Example all = batch_of(dataset, SequentialSampler(dataset.size())());
+  return {all.input, all.target, all.more_inputs, all.more_targets};
 }
 
 std::vector<std::vector<int64_t>> random_split(int64_t n, const std::vector<int64_t>& lengths, uint64_t seed) {

@@ -4,6 +4,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,10 +13,42 @@
 
 namespace lockstep::data {
 
-/// The type of a sample in most datasets, and also of a batch of such samples: auto& [x, y] = batch.
+/// The type of a sample in most datasets, and also of a batch of such samples: auto& [x, y] = batch. A model gets all
+/// inputs() as the arguments of its forward(), a loss gets all targets().
 struct Example {
   Tensor input, target;
+  std::vector<Tensor> more_inputs = {}, more_targets = {};                      ///< the second input, the third, ...
+  std::vector<Tensor> inputs() const { return joined(input, more_inputs); }     ///< all inputs
+  std::vector<Tensor> targets() const { return joined(target, more_targets); }  ///< all targets
+  void each_tensor(const auto& fn) {                                            ///< see HoldsTensors
+    fn("input", input), fn("target", target);
+    for (size_t i = 0; i < more_inputs.size(); ++i) fn("input " + std::to_string(i + 2), more_inputs[i]);
+    for (size_t i = 0; i < more_targets.size(); ++i) fn("target " + std::to_string(i + 2), more_targets[i]);
+  }
+  template <size_t i> Tensor& get() { return i == 0 ? input : target; }              ///< for auto& [x, y]
+  template <size_t i> const Tensor& get() const { return i == 0 ? input : target; }  ///< for const auto& [x, y]
+
+ private:
+  static std::vector<Tensor> joined(const Tensor& first, std::vector<Tensor> more) {
+    return more.insert(more.begin(), first), more;
+  }
 };
+
+/// Samples that collate() joins and batches that ToDevice copies: structs with a member each_tensor(fn) that calls
+/// fn(name, tensor) for each tensor.
+template <class S>
+concept HoldsTensors = requires(S& sample, void (*fn)(const std::string&, Tensor&)) {
+  sample.each_tensor(fn);
+};
+
+}  // namespace lockstep::data
+
+/// Number of names in auto& [x, y] = example.
+template <> struct std::tuple_size<lockstep::data::Example> : std::integral_constant<size_t, 2> {};
+/// Both are tensors.
+template <size_t i> struct std::tuple_element<i, lockstep::data::Example> : std::type_identity<lockstep::Tensor> {};
+
+namespace lockstep::data {
 
 /// size() of an endless dataset, such as a stream. A DataLoader over it needs a sampler that defines an epoch.
 inline constexpr int64_t endless_samples = int64_t(1) << 62;
@@ -50,26 +84,39 @@ void check_index(const char* dataset, int64_t index, int64_t size);
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices);
 
 // Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error, with the number of the
-// sample, if a sample differs from the first in shape or dtype.
+// sample and the name of the tensor, if a sample differs from the first in shapes, dtypes or names.
 Tensor collate(const std::vector<Tensor>& samples);
-Example collate(const std::vector<Example>& samples);
-std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples);
+std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples,
+                            const std::vector<std::vector<std::string>>& names = {});
+template <HoldsTensors S> S collate(std::vector<S> samples) {
+  std::vector<std::vector<Tensor>> all(samples.size());
+  std::vector<std::vector<std::string>> names(samples.size());
+  for (size_t i = 0; i < samples.size(); ++i)
+    samples[i].each_tensor([&](const auto& name, Tensor& x) { names[i].push_back(name), all[i].push_back(x); });
+  all[0] = collate(all, names);
+  size_t at = 0;
+  samples[0].each_tensor([&](const auto&, Tensor& x) { x = all[0][at++]; });
+  return std::move(samples[0]);
+}
 
-/// A dataset of two tensors whose dim 0 counts samples.
+/// A dataset of tensors whose dim 0 counts samples.
 class TensorDataset : public Dataset<Example> {
  public:
-  /// Error unless inputs and targets have the same size(0).
-  TensorDataset(Tensor inputs, Tensor targets);
-  int64_t size() const override { return inputs_.size(0); }
+  /// Error unless all have the same size(0).
+  TensorDataset(Tensor inputs, Tensor targets, std::vector<Tensor> more_inputs = {},
+                std::vector<Tensor> more_targets = {});
+  int64_t size() const override { return all_.input.size(0); }
   Example get(int64_t index) const override;
   std::optional<Example> get_batch(std::span<const int64_t> indices) const override;
-  const Tensor& inputs() const { return inputs_; }    ///< all inputs (N, ...)
-  const Tensor& targets() const { return targets_; }  ///< all targets (N, ...)
+  const Tensor& inputs() const { return all_.input; }    ///< all (first) inputs (N, ...)
+  const Tensor& targets() const { return all_.target; }  ///< all (first) targets (N, ...)
 
  private:
-  Tensor inputs_, targets_;
+  Example all_;
 };
 
+/// Reads the samples at these indices as one batch.
+Example batch_of(const Dataset<Example>& dataset, std::span<const int64_t> indices);
 /// Reads all samples of a dataset into tensors.
 TensorDataset to_tensors(const Dataset<Example>& dataset);
 

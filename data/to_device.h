@@ -15,7 +15,11 @@ class ToDevice {
   /// Returns a copy of x on the device, ordered by the device's current stream, or x itself if x is already there. x
   /// may be changed right after the call.
   Tensor operator()(const Tensor& x);
-  Example operator()(const Example& batch) { return {(*this)(batch.input), (*this)(batch.target)}; }
+  /// Returns the batch with copies of all its tensors.
+  template <HoldsTensors B> B operator()(B batch) {
+    batch.each_tensor([this](const auto&, Tensor& x) { x = (*this)(x); });
+    return batch;
+  }
   Device device() const { return device_; }  ///< the destination
 
  private:

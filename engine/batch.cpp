@@ -55,8 +55,9 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (unsplit.autocast) precise.emplace(*unsplit.autocast);
-  LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
-                 "; for a model with several inputs, call backward() and step()");
+  const pipeline::Values inputs(sample.inputs.begin(), sample.inputs.end());
+  LOCKSTEP_CHECK(inputs.size() == 1 || !unsplit.forward, "[train_batch] expected one input for `forward`, got ",
+                 inputs.size(), "; leave `forward` out, so that the model gets all");
   if (!measure && !unsplit.loss_fn) {
     const nn::LayerList list = model.layers();
     const auto of = list.loss;
@@ -68,9 +69,11 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
     if (!unsplit.forward) loss_of_input = list.loss_of_input;
   }
   Variable value;
-  if (loss_of_input && !measure && !of_none) value = loss_of_input(sample.inputs[0], sample.targets);
+  if (loss_of_input && inputs.size() == 1 && !measure && !of_none) value = loss_of_input(inputs[0], sample.targets);
   if (!value.defined()) {
-    const Variable out = unsplit.forward ? unsplit.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
+    const Variable out = unsplit.forward      ? unsplit.forward(sample.inputs[0])
+                         : inputs.size() == 1 ? model.call(inputs[0])
+                                              : model.call_many(inputs);
     // The mean over no targets would be NaN.
     value = of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : unsplit.loss_fn)({out}, sample.targets);
   }
@@ -287,7 +290,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
   return train_batch(
       [&m](int64_t) {
         const data::Example one = (*m.to_device)(m.batches->next());
-        return pipeline::Sample{{one.input}, {one.target}};
+        return pipeline::Sample{one.inputs(), one.targets()};
       },
       metric);
 }

@@ -174,8 +174,8 @@ class EngineBase {
   /// One step: gradient_accumulation_steps micro-batches on each replica, and the update. Returns the mean loss of all
   /// micro-batches. `metric`: see step(). Collective.
   double train_batch(const pipeline::Data& data, std::optional<double> metric = {});
-  /// Like train_batch(data), but takes the next micro-batches of InitializeArgs::training_data. The input of an Example
-  /// goes to the model, its target to the loss.
+  /// Like train_batch(data), but takes the next micro-batches of InitializeArgs::training_data. The model gets
+  /// the inputs of an Example, the loss its targets.
   double train_batch(std::optional<double> metric = {});
   /// Evaluates `micro_batches` micro-batches on each replica (0: gradient_accumulation_steps), and returns their mean
   /// loss. Micro-batches may have any size. With PipelineModule::tokens, returns the mean over all targets. Collective.

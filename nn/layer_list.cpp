@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/suggest.h"
+
 namespace lockstep::nn {
 
 LayerList& LayerList::add(Module& module) {
@@ -35,14 +37,20 @@ bool LayerList::any_repeats() const {
   return std::ranges::any_of(items, [](const Item& item) { return item.repeats; });
 }
 
-LayerList Module::layers() { return LayerList().add(*this); }
+LayerList Module::layers() {
+  const auto run = [this](const Values& in) { return Values{in.size() == 1 ? call(in[0]) : call_many(in)}; };
+  return LayerList().add({.kind = kind(), .fields = {*this}, .forward = run, .takes = 0});
+}
 
-Variable Module::call(const Variable& x) {
+Variable Module::call(const Variable& x) { return Module::call_many({x}); }
+
+Variable Module::call_many(const Values& inputs) {
   const LayerList list = layers();
-  LOCKSTEP_CHECK(list.items.size() > 1, "[", kind(),
-                 "] expected a module whose forward() takes and returns one variable, or that overrides layers(), got "
-                 "neither; override layers()");
-  Values values{x};
+  // A list of one layer may be the default, which would call call() again.
+  LOCKSTEP_CHECK(list.items.size() > (inputs.size() == 1) && list.items[0].takes == inputs.size(), "[", kind(),
+                 "] expected a module whose forward() takes ", counted(int64_t(inputs.size()), "variable"),
+                 " and returns one, or that overrides layers(), got neither; override layers()");
+  Values values = inputs;
   for (const LayerList::Item& item : list.items) values = item.forward(values);
   return values.at(0);
 }

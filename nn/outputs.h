@@ -61,4 +61,10 @@ template <class T> std::vector<Variable> variables_of(T& value) {
   return all;
 }
 
+/// An argument for a parameter of forward() that is a variable or a tensor.
+struct Input : Variable {
+  explicit Input(const Variable& x) : Variable(x) {}
+  operator const Tensor&() const { return tensor(); }  // NOLINT: implicit on purpose
+};
+
 }  // namespace lockstep::nn

@@ -78,11 +78,14 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
         for (auto& [name, module] : field.module->named_modules()) below.push_back(module);
     }
     spec.make = [model, own] { return std::make_unique<View>(model, own); };
-    spec.forward = [run = item.forward, takes = item.takes, below,
+    spec.forward = [run = item.forward, wanted = item.takes, first = i == 0, below,
                     again = recompute && (item.repeats || !list.any_repeats())](nn::Module*, const Values& in) {
-      const auto fn = [&run, &below, takes](const Values& in) {
-        LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size(),
-                       "; return that many from the layer before it");
+      const auto fn = [&run, &below, wanted, first](const Values& in) {
+        const size_t takes = wanted > 0 ? wanted : first ? in.size() : 1;
+        LOCKSTEP_CHECK(in.size() == takes || (in.size() == takes + 1 && !first), "expected ", takes, " tensors, got ",
+                       in.size(),
+                       first ? "; Item::takes of the first of layers() is the number of a sample's inputs"
+                             : "; return that many from the layer before it");
         Values out = run(Values(in.begin(), in.begin() + int64_t(takes)));
         Variable extra = in.size() > takes ? in.back() : Variable();
         for (nn::Module* module : below) {  // in the order in which nn::own_loss() adds them up

@@ -12,9 +12,9 @@ const CommandAction* asked_action() {
 }
 
 data::Example first_of(const data::Dataset<data::Example>& data, int64_t samples) {
-  std::vector<data::Example> all;
-  for (int64_t i = 0; i < samples; ++i) all.push_back(data.get(i % data.size()));
-  return data::collate(all);
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < samples; ++i) indices.push_back(i % data.size());
+  return data::batch_of(data, indices);
 }
 
 void perform(const CommandAction& action, const Training& training) {

@@ -25,7 +25,7 @@ struct Training {
   ProgramValues values = {};               ///< the values that the program knows
   const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
   std::function<data::Example(int64_t samples)> batch = {};  ///< makes a batch; null: the program gave no data
-  std::function<Variable(const Variable& output, const Tensor& target)> loss = {};
+  std::function<Variable(const Variable& output, const std::vector<Tensor>& targets)> loss = {};
   std::string unit = "samples";  ///< name of the units in a sample, such as "tokens"
   double per_sample = 1;         ///< units in a sample
 };

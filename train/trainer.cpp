@@ -43,8 +43,10 @@ void check_data(const Team& team, const char* what, const data::Dataset<Example>
   for (int64_t i = 0; i < std::min<int64_t>(n, 16); ++i) some.push_back(i * n / std::min<int64_t>(n, 16));
   const Tensor size = Tensor::from<int64_t>({n}, {1});
   if (n == 0) return team.check_same(what, {&size});
-  const Example batch = batch_of(from, some);
-  team.check_same(what, {&size, &batch.input, &batch.target});
+  Example batch = batch_of(from, some);
+  std::vector<const Tensor*> all{&size};
+  batch.each_tensor([&](const auto&, Tensor& x) { all.push_back(&x); });
+  team.check_same(what, all);
 }
 
 }  // namespace
@@ -149,19 +151,18 @@ void Trainer::Impl::make_engine(engine::Config config) {
                  "; leave pp and tp out");
   if (o.loss)
     module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
-      return loss(out.at(0), targets.at(0));
+      return loss(out.at(0), targets);
     };
   const bool is_full = plan.pp * plan.tp * plan.cp == 1;
-  if (o.tokens && is_full)
-    module.tokens = [count = o.tokens](const std::vector<Tensor>& targets) { return count(targets.at(0)); };
+  if (o.tokens && is_full) module.tokens = o.tokens;
   if (o.tokens && !is_full)
     module.loss_fn = [of = loss_measure(), count = o.tokens, plan = to_string(plan)](
                          const pipeline::Values& out, const std::vector<Tensor>& targets) {
-      const int64_t counted = count(targets.at(0)), all = targets.at(0).numel();
+      const int64_t counted = count(targets), all = targets.at(0).numel();
       LOCKSTEP_CHECK(counted < 0 || counted == all, "[Trainer] ", plan,
                      " averages over micro-batches, and of one only ", counted, " of ", all,
                      " targets count; leave pp, tp and cp out of --plan");
-      return of(out.at(0), targets.at(0));
+      return of(out.at(0), targets);
     };
   engine::InitializeArgs args{
       .mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr, .graphs = !job.options().no_graph};
@@ -201,12 +202,17 @@ void Trainer::Impl::make_engine(engine::Config config) {
 
 /// This rank's part of a micro-batch, on its device.
 pipeline::Sample Trainer::Impl::sample(const Example& full) {
+  Example part = full;
   const int cp = job.plan().cp;
-  const auto part = [&](const Tensor& x) {
-    return cp == 1 ? x : sequence::slice(x, 1, cp, job.mesh().at().cp, context.order_or_default());
+  const auto slice = [&](const std::string& name, Tensor& x) {
+    LOCKSTEP_CHECK(x.dim() > 1 && x.size(1) == full.input.size(1),
+                   "[Trainer] expected inputs and targets with the same dim 1, which cp", cp, " cuts, got ",
+                   full.input.shape(), " and, as ", name, ", ", x.shape(), "; leave cp out of --plan");
+    x = sequence::slice(x, 1, cp, job.mesh().at().cp, context.order_or_default());
   };
-  const Example there = to_device(Example{part(full.input), part(full.target)});
-  return {{there.input}, {there.target}};
+  if (cp > 1) part.each_tensor(slice);
+  part = to_device(std::move(part));
+  return {part.inputs(), part.targets()};
 }
 
 void Trainer::Impl::call(Callback::Function Callback::*event) {

@@ -21,8 +21,18 @@
 
 namespace lockstep::train {
 
-/// A loss or metric of a micro-batch, computed from the model's output and the target.
-using Measure = std::function<Variable(const Variable& output, const Tensor& target)>;
+/// The targets of a micro-batch. Converts to the target, if it is the only one.
+struct Targets : std::vector<Tensor> {
+  Targets(const Tensor& only) : vector{only} {}                 // NOLINT: implicit on purpose
+  Targets(std::vector<Tensor> all) : vector(std::move(all)) {}  // NOLINT: implicit on purpose
+  operator const Tensor&() const {                              // NOLINT: implicit on purpose
+    LOCKSTEP_CHECK(size() == 1, "[Trainer] expected one target for a function of (output, Tensor target), got ", size(),
+                   "; let it take (output, std::vector<Tensor> targets)");
+    return front();
+  }
+};
+/// A loss or metric of a micro-batch. The function may also take its only target, or a std::vector of all targets.
+using Measure = std::function<Variable(const Variable& output, const Targets& targets)>;
 /// Requests of callbacks. If a callback on any rank makes one, all ranks follow it at the end of the step.
 struct Control {
   bool stop = false;                               ///< true: the training ends, as after its last step
@@ -60,6 +70,7 @@ struct Callback {
 /// The model's outputs and the targets of samples, in order, on the CPU.
 struct Predictions {
   Tensor predictions, label_ids;
+  std::vector<Tensor> more_label_ids = {};              ///< the second target, the third, ...
   std::vector<std::pair<std::string, double>> metrics;  ///< {"test_loss", ...}
 };
 
@@ -92,7 +103,7 @@ struct TrainerOptions {
   Measure preprocess_logits_for_metrics = {};
   /// Returns how many targets `loss` averages over in a micro-batch, or -1 if it averages over samples. If this is set,
   /// a step's loss is the mean over all its targets; then plans that split the model allow no ignored targets.
-  std::function<int64_t(const Tensor& target)> tokens = {};
+  std::function<int64_t(const Targets& targets)> tokens = {};
   std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
   int64_t evaluate_batch = 256;   ///< samples per batch of evaluation; with `batches`: the micro-batch size is used
   /// Makes the optimizer, unless the configuration names one. Default: AdamW.

@@ -11,13 +11,6 @@
 
 namespace lockstep::train {
 
-Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices) {
-  if (auto made = from.get_batch(indices)) return *made;
-  std::vector<Example> samples;
-  for (const int64_t i : indices) samples.push_back(from.get(i));
-  return data::collate(samples);
-}
-
 std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batch, Device device,
                              const std::function<std::vector<Variable>(const Example&)>& measures) {
   data::ToDevice to_device(device);
@@ -50,7 +43,7 @@ std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t
 
 Measure Trainer::Impl::loss_measure() const {
   if (o.loss) return o.loss;
-  return [of = model->layers().loss](const Variable& out, const Tensor& target) { return of(out, {target}); };
+  return [of = model->layers().loss](const Variable& out, const Targets& targets) { return of(out, targets); };
 }
 
 /// Distributes `max_batches` batches of `samples` (0: all) over the replicas, and averages their losses and metrics.
@@ -72,7 +65,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     return sample(batch_of(samples, indices_of(std::min(i, needed - 1))));
   };
   const auto kept = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) -> Variable {
-    return o.preprocess_logits_for_metrics ? o.preprocess_logits_for_metrics(out.at(0), targets.at(0)) : out.at(0);
+    return o.preprocess_logits_for_metrics ? o.preprocess_logits_for_metrics(out.at(0), targets) : out.at(0);
   };
   std::vector<int64_t> shape;  // shape of what predictions keep of a whole batch
   if (keeps_outputs) {
@@ -94,10 +87,8 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   const int64_t of_batch = keeps_outputs ? numel_of(Shape(shape)) : 0, row = keeps_outputs ? of_batch / shape[0] : 0;
   const Measure loss = loss_measure();
   const auto all = [&](const pipeline::Values& out, const std::vector<Tensor>& targets) {
-    std::vector<Variable> values{
-        engine::sum_and_tokens(loss(out.at(0), targets.at(0)), o.tokens ? o.tokens(targets.at(0)) : -1)};
-    for (const auto& [name, measure] : o.metrics)
-      values.push_back(measure(out.at(0), targets.at(0)).to(f32).reshape({1}));
+    std::vector<Variable> values{engine::sum_and_tokens(loss(out.at(0), targets), o.tokens ? o.tokens(targets) : -1)};
+    for (const auto& [name, measure] : o.metrics) values.push_back(measure(out.at(0), targets).to(f32).reshape({1}));
     if (keeps_outputs) {
       const Variable own = kept(out, targets);
       values.push_back(own.to(f32).reshape({own.numel()}));
@@ -130,7 +121,8 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   }
   shape[0] = used;
   p.predictions = Tensor::from(outputs, Shape(shape));
-  p.label_ids = batch_of(samples, indices).target;
+  Example labels = batch_of(samples, indices);
+  p.label_ids = labels.target, p.more_label_ids = std::move(labels.more_targets);
   if (!o.compute_metrics) return p;
   const auto own = o.compute_metrics(p);
   std::vector<double> values;  // all ranks take rank 0's values: they must agree on the best model and on when to stop

@@ -15,10 +15,7 @@
 
 namespace lockstep::train {
 
-using data::Example, data::Json;
-
-/// Collates the samples with these indices into a batch.
-Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices);
+using data::batch_of, data::Example, data::Json;
 
 /// State and parts of a Trainer.
 struct Trainer::Impl {

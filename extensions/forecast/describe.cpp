@@ -41,8 +41,9 @@ void describe(const Training& about) {
     if (parameters != f32) model.to(parameters), low.emplace(parameters);
     else if (const auto dtype = job.autocast()) low.emplace(*dtype);
     job.team().wait();  // start together: ranks on one host share its cores, as in training
-    engine::measure(shape, model, list, batch.input, [&](const Variable& output) {
-      return about.loss ? about.loss(output, batch.target) : list.loss ? list.loss(output, {batch.target}) : Variable();
+    const std::vector<Tensor> inputs = batch.inputs(), targets = batch.targets();
+    engine::measure(shape, model, list, {inputs.begin(), inputs.end()}, [&](const Variable& output) {
+      return about.loss ? about.loss(output, targets) : list.loss ? list.loss(output, targets) : Variable();
     });
     std::vector<double> mine;
     for (const auto& layer : shape.list) mine.push_back(layer.forward), mine.push_back(layer.backward);

@@ -48,14 +48,14 @@ ModelShape shape_of(const std::function<std::unique_ptr<nn::Module>()>& make, in
   return m;
 }
 
-void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, const Tensor& input,
+void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, const nn::Values& inputs,
              const std::function<Variable(const Variable&)>& loss) {
   const auto median = [](std::vector<double>& all) {
     std::nth_element(all.begin(), all.begin() + long(all.size() / 2), all.end());
     return all[all.size() / 2];
   };
-  const double samples = double(input.size(0)), tokens = samples * double(shape.context);
-  nn::Values values{Variable(input)};
+  const double samples = double(inputs.at(0).size(0)), tokens = samples * double(shape.context);
+  nn::Values values = inputs;
   shape.width = 0;
   for (size_t i = 0; i < list.items.size(); ++i) {
     const bool last = i + 1 == list.items.size();

@@ -36,9 +36,10 @@ template <class Model> ModelShape shape_of(const typename Model::Options& o, con
   return shape_of([&] { return std::make_unique<Model>(o); }, o.width, o.context, o.vocab, experts);
 }
 
-/// Runs each layer of `list` forward and backward on a micro-batch, a few times, and fills in FLOPs, seconds and output
-/// sizes in shape.list. loss: computed from the last layer's output and counted as part of that layer; may be null.
-void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, const Tensor& input,
+/// Runs each layer of `list` forward and backward on the inputs of a micro-batch, a few times, and fills in FLOPs,
+/// seconds and output sizes in shape.list. loss: computed from the last layer's output and counted as part of that
+/// layer; may be null.
+void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, const nn::Values& inputs,
              const std::function<Variable(const Variable& output)>& loss);
 
 /// The shape as JSON, to be stored in a file.

@@ -52,7 +52,7 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks) {
     const nn::LayerList list = gpt.layers();
     const Tensor tokens = randint(0, model.vocab, {micro_batch, model.context});
     dist::world().barrier();
-    engine::measure(mine, gpt, list, tokens, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
+    engine::measure(mine, gpt, list, {tokens}, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
     std::map<std::string, const engine::ModelShape::Layer*> measured;  // by kind, as all blocks are alike
     for (const auto& layer : mine.list) measured[layer.kind] = &layer;
     const std::lock_guard lock(mutex);

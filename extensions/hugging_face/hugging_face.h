@@ -2,6 +2,7 @@
 // Hugging Face: folders of models and tokenizers, and the interfaces of accelerate and of Transformers' Trainer.
 #include "extensions/hugging_face/accelerator.h"
 #include "extensions/hugging_face/arguments.h"
+#include "extensions/hugging_face/columns.h"
 #include "extensions/hugging_face/config.h"
 #include "extensions/hugging_face/format.h"
 #include "extensions/hugging_face/names.h"

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
@@ -47,13 +49,20 @@ PaddedDataset::PaddedDataset(DatasetPtr<Example> samples, PaddingOptions options
 }
 
 std::optional<Example> PaddedDataset::get_batch(std::span<const int64_t> indices) const {
-  std::vector<Tensor> inputs, targets;
-  for (const int64_t index : indices) {
-    Example sample = samples_->get(index);
-    inputs.push_back(std::move(sample.input)), targets.push_back(std::move(sample.target));
+  Example batch;
+  std::map<std::string, std::vector<Tensor>> columns;
+  for (size_t i = 0; i < indices.size(); ++i) {
+    batch = samples_->get(indices[i]);
+    batch.each_tensor([&](const std::string& name, const Tensor& x) { columns[name].push_back(x); });
+    for (const auto& [name, column] : columns)
+      LOCKSTEP_CHECK(column.size() == i + 1, "[PaddedDataset] expected the same tensors in all samples, got no ", name,
+                     " in some of sample ", indices[0], " to sample ", indices[i], "; give each sample all of them");
   }
-  return Example{collate_padded(inputs, options_.input_pad, options_.pad_to_multiple_of),
-                 collate_padded(targets, options_.target_pad, options_.pad_to_multiple_of)};
+  batch.each_tensor([&](const std::string& name, Tensor& x) {
+    const double pad = name == "input" ? options_.input_pad : name.starts_with("target") ? options_.target_pad : 0;
+    x = collate_padded(columns[name], pad, options_.pad_to_multiple_of);
+  });
+  return batch;
 }
 
 }  // namespace lockstep::data

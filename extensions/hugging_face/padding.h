@@ -7,14 +7,14 @@ namespace lockstep::data {
 
 /// Options of PaddedDataset.
 struct PaddingOptions {
-  double input_pad = 0;            ///< value behind shorter inputs, such as pad_token_id
+  double input_pad = 0;            ///< value behind shorter inputs, such as pad_token_id; others (masks) get 0
   double target_pad = -100;        ///< value behind shorter targets; -100 is ignored by losses
   int64_t pad_to_multiple_of = 1;  ///< lengths of batches are rounded up to a multiple
 };
 
 /// A dataset whose batches are padded: dim 0 of inputs and targets may have another size in each sample, and is padded
-/// at its end to the largest of the batch. Targets without dims are stacked. get() returns a sample without padding. A
-/// causal model needs no mask for such batches.
+/// at its end to the largest of the batch. Tensors without dims are stacked. get() returns a sample without padding. A
+/// causal model needs no mask for such batches. A mask of ones as a further input becomes an attention mask.
 class PaddedDataset : public Dataset<Example> {
  public:
   /// Error for a null dataset and for pad_to_multiple_of below 1.

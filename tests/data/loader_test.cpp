@@ -11,6 +11,7 @@
 #include "data/loader.h"
 #include "data/prefetch.h"
 #include "data/text.h"
+#include "data/to_device.h"
 #include "tensor/ops.h"
 #include "tests/fork.h"
 #include "tests/threads.h"
@@ -40,6 +41,28 @@ struct Slow : Dataset<Example> {
     return {value, Tensor::from({index}, {})};
   }
 };
+
+/// A sample with names, as a program would write it.
+struct Named {
+  Tensor left, right, label;
+  void each_tensor(const auto& fn) { fn("left", left), fn("right", right), fn("label", label); }
+};
+Named sample_of(const Example& one, const Named*) { return {one.input, one.more_inputs.at(0), one.target}; }
+std::vector<Tensor> sample_of(const Example& one, const std::vector<Tensor>*) { return one.inputs(); }
+Example sample_of(const Example& one, const Example*) { return one; }
+/// The samples of a dataset one by one, as samples of this type.
+template <class S> struct SamplesAs : Dataset<S> {
+  explicit SamplesAs(TensorDataset dataset) : source(std::move(dataset)) {}
+  int64_t size() const override { return source.size(); }
+  S get(int64_t index) const override { return sample_of(source.get(index), static_cast<const S*>(nullptr)); }
+  TensorDataset source;
+};
+
+std::vector<int64_t> shifted(const Tensor& x, int64_t by) {
+  std::vector<int64_t> all = x.to_vector<int64_t>();
+  for (int64_t& value : all) value += by;
+  return all;
+}
 
 /// The inputs, or the targets, of a loader's next epoch.
 template <class Loader> std::vector<int64_t> epoch_of(Loader&& loader, Tensor Example::*part = &Example::input) {
@@ -252,6 +275,78 @@ TEST_CASE("RepeatingLoader goes on for ever, over epochs and after a state at th
   CHECK_ERROR(RepeatingLoader(empty), "expected a loader with a batch, got an empty one");
 }
 
+TEST_CASE("samples of several tensors: by position and by name, with the same batches for any workers") {
+  const TensorDataset four(arange(10), arange(0, 100, 10), {arange(20, 30)}, {arange(30, 40), arange(40, 50)});
+  ToDevice to_device(cpu);
+  for (const int workers : {0, 2}) {
+    CAPTURE(workers);
+    DataLoader rows(four, {.batch_size = 4, .shuffle = true, .workers = workers, .seed = 3});
+    DataLoader each(SamplesAs<Example>(four), {.batch_size = 4, .shuffle = true, .workers = workers, .seed = 3});
+    DataLoader named(SamplesAs<Named>(four), {.batch_size = 4, .shuffle = true, .workers = workers, .seed = 3});
+    DataLoader lists(SamplesAs<std::vector<Tensor>>(four),
+                     {.batch_size = 4, .shuffle = true, .workers = workers, .seed = 3});
+    auto other = each.begin();
+    auto by_name = named.begin();
+    auto list = lists.begin();
+    int64_t batches = 0;
+    for (Example& batch : rows) {
+      const int64_t count = batches++ == 2 ? 2 : 4;
+      const auto& [x, y] = batch;  // the first input and the first target
+      CHECK(x.shape() == Shape{count});
+      const std::vector<Tensor> inputs = batch.inputs(), targets = batch.targets();
+      REQUIRE(inputs.size() == 2);
+      REQUIRE(targets.size() == 3);
+      CHECK(equal(inputs[0], x));
+      CHECK(equal(targets[0], y));
+      CHECK(inputs[1].to_vector<int64_t>() == shifted(x, 20));
+      CHECK(targets[1].to_vector<int64_t>() == shifted(x, 30));
+      CHECK(targets[2].to_vector<int64_t>() == shifted(x, 40));
+      std::vector<std::string> names;
+      Example moved = to_device(*other);
+      moved.each_tensor([&](const std::string& name, const Tensor&) { names.push_back(name); });
+      CHECK(names == std::vector<std::string>{"input", "target", "input 2", "target 2", "target 3"});
+      for (size_t i = 0; i < 2; ++i) CHECK(equal(moved.inputs()[i], inputs[i]));
+      for (size_t i = 0; i < 3; ++i) CHECK(equal(moved.targets()[i], targets[i]));
+      const Named same = to_device(*by_name);
+      CHECK(equal(same.left, x));
+      CHECK(equal(same.right, inputs[1]));
+      CHECK(equal(same.label, y));
+      REQUIRE(list->size() == 2);
+      CHECK(equal((*list)[1], inputs[1]));
+      ++other, ++by_name, ++list;
+    }
+    CHECK(batches == 3);
+  }
+  const TensorDataset copied = to_tensors(Subset(four, {7, 2}));
+  CHECK(copied.get(1).more_targets[1].item() == 42);
+  auto [x, y] = four.get(3);
+  CHECK(x.item() == 3);
+  CHECK(y.item() == 30);
+}
+
+TEST_CASE("samples of several tensors: wrong shapes, names and counts are said with the sample and the tensor") {
+  const Tensor a = arange(3), b = arange(4), f = ones({3});
+  CHECK_ERROR(collate(std::vector<Example>{{a, a, {a}}, {a, a, {b}}}),
+              "[collate] input 2: expected samples like the first, i64(3), got i64(4) as sample 1 of the batch");
+  CHECK_ERROR(collate(std::vector<Example>{{a, a, {}, {a}}, {a, a, {}, {f}}}), "[collate] target 2: expected samples");
+  CHECK_ERROR(collate(std::vector<Example>{{a, b}, {a, a}}), "[collate] target: expected samples like the first");
+  CHECK_ERROR(
+      collate(std::vector<Example>{{a, a, {a}}, {a, a, {}, {a}}}),
+      "[collate] expected the tensors input, target, input 2 of the first sample, got input, target, target 2 in "
+      "sample 1 of the batch");
+  CHECK_ERROR(collate(std::vector<Example>{{a, a}, {a, a, {a}}}), "got input, target, input 2 in sample 1");
+  CHECK_ERROR(collate(std::vector<Example>{{a, a, {Tensor()}}}),
+              "[collate] input 2: sample 0 of the batch has no tensor");
+  CHECK_ERROR(collate(std::vector<Example>{}), "[collate] expected at least one sample, got none");
+  CHECK_ERROR(collate(std::vector<std::vector<Tensor>>{{a, a}, {a}}),
+              "expected 2 tensors in each sample, got 1 in sample 1");
+  CHECK_ERROR(collate(std::vector<std::vector<Tensor>>{{a, a}, {a, b}}),
+              "[collate] 1: expected samples like the first");
+  CHECK_ERROR(TensorDataset(a, a, {b}), "expected as many rows of input 2 as of input, got (3) and (4)");
+  CHECK_ERROR(TensorDataset(a, a, {}, {Tensor()}), "got none as target 2");
+  CHECK_ERROR(TensorDataset(a, ones({})), "got () as target");
+}
+
 TEST_CASE("subset, split, concatenation") {
   const auto all = numbers(10);
   const Subset odd(all, {1, 3, 5});
@@ -277,7 +372,7 @@ TEST_CASE("subset, split, concatenation") {
 
 TEST_CASE("wrong datasets and options") {
   const auto train = numbers(10);
-  CHECK_ERROR(TensorDataset(arange(3), arange(4)), "expected as many targets as inputs, got (3) and (4)");
+  CHECK_ERROR(TensorDataset(arange(3), arange(4)), "expected as many rows of target as of input, got (3) and (4)");
   CHECK_ERROR(train.get(10), "[TensorDataset] index 10 is outside the dataset of 10 samples");
   CHECK_ERROR(collate(std::vector<Tensor>{arange(3), arange(3), arange(4)}),
               "expected samples like the first, i64(3), got i64(4) as sample 2");

@@ -117,7 +117,7 @@ TEST_CASE("plan: a running model gives the figures that its options give") {
   ModelShape shape = shape_of(static_cast<nn::Module&>(model), 0, small.context, small.vocab);
   const nn::LayerList list = model.layers();
   const Tensor tokens = randint(0, small.vocab, {2, small.context});
-  measure(shape, model, list, tokens, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
+  measure(shape, model, list, {tokens}, [&](const Variable& scores) { return list.loss(scores, {tokens}); });
   CHECK(shape.width == small.width);
   REQUIRE(shape.list.size() == asked.list.size());
   for (size_t i = 0; i < shape.list.size(); ++i) {

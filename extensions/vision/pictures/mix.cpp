@@ -39,6 +39,9 @@ double beta_draw(Draws& draws, double alpha) {
 void check_batch(const char* op, const Example& batch, int64_t classes, double alpha) {
   LOCKSTEP_CHECK(alpha > 0, "[", op, "] expected alpha > 0, got ", alpha);
   LOCKSTEP_CHECK(classes >= 1, "[", op, "] expected classes >= 1, got ", classes);
+  LOCKSTEP_CHECK(batch.more_inputs.empty() && batch.more_targets.empty(), "[", op,
+                 "] expected one input and one target, got ", batch.inputs().size(), " and ", batch.targets().size(),
+                 "; mix them in a collate function of your own");
   const auto& [x, y] = batch;
   LOCKSTEP_CHECK(
       x.defined() && y.defined() && x.device().is_cpu() && y.device().is_cpu() && x.dim() >= 1 && x.size(0) >= 1 &&

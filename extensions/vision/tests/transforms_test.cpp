@@ -156,6 +156,7 @@ TEST_CASE_FIXTURE(OnCpu, "transforms: mixed batches") {
   CHECK_ERROR((MixUp{.classes = 2}({x, y})), "[MixUp] expected targets from 0 to 1, got 2 for sample 0");
   CHECK_ERROR((MixUp{.classes = 3, .alpha = 0}({x, y})), "[MixUp] expected alpha > 0, got 0");
   CHECK_ERROR((CutMix{.classes = 3}({x[0], y})), "[CutMix] expected");
+  CHECK_ERROR((MixUp{.classes = 3}({x, y, {x}})), "[MixUp] expected one input and one target, got 2 and 1");
   CHECK_ERROR((MixUp{.classes = 3}({x, y.to(f32)})),
               "[MixUp] expected a batch (N, ...) on the cpu with i64 targets (N)");
 }
