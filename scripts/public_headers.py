@@ -25,23 +25,27 @@ def extensions():
     return sorted(path.name for path in (ROOT / "extensions").iterdir() if (path / "meson.build").exists())
 
 
-def behind(*roots):
-    """The roots and what they include, as paths below the root of the repository, sorted."""
+def behind(*roots, cuda=True):
+    """The roots and what they include, as paths below the root of the repository, sorted. cuda False: without what only
+    builds for CUDA include."""
     found, todo = set(), [*roots]
     while todo:
         name = todo.pop()
         if name in found:
             continue
         found.add(name)
-        todo += re.findall(r'^#include "([^"]+)"', (ROOT / name).read_text(), re.M)
+        text = (ROOT / name).read_text()
+        if not cuda:
+            text = re.sub(r"^#ifdef (LOCKSTEP_WITH_CUDA|__CUDACC__)$.*?^#endif$", "", text, flags=re.M | re.S)
+        todo += re.findall(r'^#include "([^"]+)"', text, re.M)
     return sorted(found)
 
 
-def public_headers(names=None):
+def public_headers(names=None, cuda=True):
     """The public headers with those of the extensions `names`; None: of all extensions."""
     groups = [f"lockstep/{path.name}" for path in (ROOT / "lockstep").glob("*.h")]
     names = extensions() if names is None else names
-    return behind("lockstep.h", *groups, *(h for h in ON_PURPOSE if h.split("/")[1] in names), *(f"extensions/{name}/{name}.h" for name in names))
+    return behind("lockstep.h", *groups, *(h for h in ON_PURPOSE if h.split("/")[1] in names), *(f"extensions/{name}/{name}.h" for name in names), cuda=cuda)
 
 
 if __name__ == "__main__":
@@ -50,7 +54,7 @@ if __name__ == "__main__":
         print("\n".join(public_headers()))
         sys.exit()
     simulated = behind(*SIMULATED) if sys.argv[2] == "simulated" else []
-    for header in public_headers(sys.argv[3:]) + simulated:
+    for header in public_headers(sys.argv[3:], sys.argv[2] != "disabled") + simulated:
         # <lockstep/kernels.h> and "tensor/tensor.h" are both found below PREFIX/include/lockstep
         target = pathlib.Path(prefix) / sys.argv[1] / re.sub("^(lockstep|tests)/", "", header)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -47,6 +47,10 @@ def main(build):
             for_nvcc += (include / "optim" / "cuda").glob("*.h")
             text = "".join(f'#include "{h.relative_to(include)}"\n' for h in sorted(include.rglob("*.h")) if h not in [eigen, *for_nvcc] and "cudasim" not in h.parts)
             (work / "all.cpp").write_text(text)
+            if configured["cuda"] == "disabled":  # this machine may have CUDA's headers, another one does not
+                needing = [str(h.relative_to(include)) for h in include.rglob("*.h") if re.search(r"^ *#include <(cu|nccl)", h.read_text(), re.M)]
+                if needing:
+                    raise RuntimeError(f"expected no installed header to need CUDA in a build without it, got {', '.join(needing)}")
             (work / "eigen.cpp").write_text('#include "extensions/linear_algebra/eigen.h"\n')
             flags = subprocess.run(["pkg-config", "--cflags", "eigen3"], capture_output=True, text=True, check=True).stdout.split()
             run(compiler + ["-std=c++20", "-fsyntax-only", "-I", str(include), *flags, str(work / "eigen.cpp")])
