@@ -3,7 +3,6 @@
 
 #include <cstring>
 
-#include "base/suggest.h"
 #include "data/sampler.h"
 #include "tensor/ops.h"
 
@@ -68,21 +67,22 @@ Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
 
 Tensor collate(const std::vector<Tensor>& samples) { return stack_samples(samples, ""); }
 
-std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples,
-                            const std::vector<std::vector<std::string>>& names) {
+void collate_into_first(const std::vector<std::vector<std::pair<std::string, Tensor*>>>& samples) {
   LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none; give some");
-  for (size_t i = 0; i < samples.size(); ++i) {
-    LOCKSTEP_CHECK(names.empty() || names[i] == names[0], "[collate] expected the tensors ", list_names(names[0]),
-                   " of the first sample, got ", list_names(names[i]), " in sample ", i, " of the batch; give these");
-    LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(),
-                   " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch; give as many");
-  }
-  std::vector<Tensor> batch, column(samples.size());
+  const auto names = [&](size_t i) {
+    std::string all;
+    for (const auto& [name, x] : samples[i]) all += (all.empty() ? "" : ", ") + name;
+    return all;
+  };
+  const std::string first = names(0);
+  for (size_t i = 1; i < samples.size(); ++i)
+    LOCKSTEP_CHECK(names(i) == first, "[collate] expected the tensors ", first, " of the first sample, got ", names(i),
+                   " in sample ", i, " of the batch; give these");
+  std::vector<Tensor> column(samples.size());
   for (size_t part = 0; part < samples[0].size(); ++part) {
-    for (size_t i = 0; i < samples.size(); ++i) column[i] = samples[i][part];
-    batch.push_back(stack_samples(column, (names.empty() ? std::to_string(part) : names[0][part]) + ": "));
+    for (size_t i = 0; i < samples.size(); ++i) column[i] = *samples[i][part].second;
+    *samples[0][part].second = stack_samples(column, samples[0][part].first + ": ");
   }
-  return batch;
 }
 
 TensorDataset::TensorDataset(Tensor inputs, Tensor targets, std::vector<Tensor> more_inputs,
@@ -112,10 +112,10 @@ std::optional<Example> TensorDataset::get_batch(std::span<const int64_t> indices
 }
 
 Example batch_of(const Dataset<Example>& dataset, std::span<const int64_t> indices) {
-  if (std::optional<Example> batch = dataset.get_batch(indices)) return *batch;
+  if (std::optional<Example> batch = dataset.get_batch(indices)) return *std::move(batch);
   std::vector<Example> samples;
   for (const int64_t index : indices) samples.push_back(dataset.get(index));
-  return collate(samples);
+  return collate(std::move(samples));
 }
 
 TensorDataset to_tensors(const Dataset<Example>& dataset) {

@@ -30,15 +30,22 @@ struct Example {
 
  private:
   static std::vector<Tensor> joined(const Tensor& first, std::vector<Tensor> more) {
-    return more.insert(more.begin(), first), more;
+    return more.insert(more.begin(), first), std::move(more);
   }
 };
 
-/// Samples that collate() joins and batches that ToDevice copies: structs with a member each_tensor(fn) that calls
-/// fn(name, tensor) for each tensor.
+/// Calls fn(name, tensor) for each tensor of a sample. The names of tensors in a vector are their positions.
+void each_tensor(std::vector<Tensor>& sample, const auto& fn) {
+  for (size_t i = 0; i < sample.size(); ++i) fn(std::to_string(i), sample[i]);
+}
+template <class S> auto each_tensor(S& sample, const auto& fn) -> decltype(sample.each_tensor(fn)) {
+  return sample.each_tensor(fn);
+}
+/// Samples that collate() joins and batches that ToDevice copies: vectors of tensors, and structs with a member
+/// each_tensor(fn) that calls fn(name, tensor) for each tensor.
 template <class S>
 concept HoldsTensors = requires(S& sample, void (*fn)(const std::string&, Tensor&)) {
-  sample.each_tensor(fn);
+  each_tensor(sample, fn);
 };
 
 }  // namespace lockstep::data
@@ -83,20 +90,17 @@ void check_index(const char* dataset, int64_t index, int64_t size);
 /// Copies the rows `indices` of dim 0 into a new tensor.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices);
 
+/// Puts the batch of samples into the tensors of the first.
+void collate_into_first(const std::vector<std::vector<std::pair<std::string, Tensor*>>>& samples);
+
 // Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error, with the number of the
 // sample and the name of the tensor, if a sample differs from the first in shapes, dtypes or names.
 Tensor collate(const std::vector<Tensor>& samples);
-std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples,
-                            const std::vector<std::vector<std::string>>& names = {});
 template <HoldsTensors S> S collate(std::vector<S> samples) {
-  std::vector<std::vector<Tensor>> all(samples.size());
-  std::vector<std::vector<std::string>> names(samples.size());
+  std::vector<std::vector<std::pair<std::string, Tensor*>>> all(samples.size());
   for (size_t i = 0; i < samples.size(); ++i)
-    samples[i].each_tensor([&](const auto& name, Tensor& x) { names[i].push_back(name), all[i].push_back(x); });
-  all[0] = collate(all, names);
-  size_t at = 0;
-  samples[0].each_tensor([&](const auto&, Tensor& x) { x = all[0][at++]; });
-  return std::move(samples[0]);
+    each_tensor(samples[i], [&](const auto& name, Tensor& x) { all[i].emplace_back(name, &x); });
+  return collate_into_first(all), std::move(samples[0]);
 }
 
 /// A dataset of tensors whose dim 0 counts samples.

@@ -189,7 +189,7 @@ DataLoader<S, B>::DataLoader(DatasetPtr<S> dataset, Options options)
   };
   if constexpr (has_default) {
     if (!options_.collate)
-      options_.collate = [](std::vector<S> samples) { return data::collate(samples); }, default_collate_ = true;
+      options_.collate = [](std::vector<S> all) { return data::collate(std::move(all)); }, default_collate_ = true;
   }
   LOCKSTEP_CHECK(
       options_.collate,

@@ -17,7 +17,7 @@ class ToDevice {
   Tensor operator()(const Tensor& x);
   /// Returns the batch with copies of all its tensors.
   template <HoldsTensors B> B operator()(B batch) {
-    batch.each_tensor([this](const auto&, Tensor& x) { x = (*this)(x); });
+    each_tensor(batch, [this](const auto&, Tensor& x) { x = (*this)(x); });
     return batch;
   }
   Device device() const { return device_; }  ///< the destination

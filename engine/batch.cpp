@@ -55,7 +55,7 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (unsplit.autocast) precise.emplace(*unsplit.autocast);
-  const pipeline::Values inputs(sample.inputs.begin(), sample.inputs.end());
+  const std::vector<Tensor>& inputs = sample.inputs;
   LOCKSTEP_CHECK(inputs.size() == 1 || !unsplit.forward, "[train_batch] expected one input for `forward`, got ",
                  inputs.size(), "; leave `forward` out, so that the model gets all");
   if (!measure && !unsplit.loss_fn) {
@@ -71,9 +71,9 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
   Variable value;
   if (loss_of_input && inputs.size() == 1 && !measure && !of_none) value = loss_of_input(inputs[0], sample.targets);
   if (!value.defined()) {
-    const Variable out = unsplit.forward      ? unsplit.forward(sample.inputs[0])
+    const Variable out = unsplit.forward      ? unsplit.forward(inputs[0])
                          : inputs.size() == 1 ? model.call(inputs[0])
-                                              : model.call_many(inputs);
+                                              : model.call_many({inputs.begin(), inputs.end()});
     // The mean over no targets would be NaN.
     value = of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : unsplit.loss_fn)({out}, sample.targets);
   }

@@ -46,10 +46,12 @@ Variable Module::call(const Variable& x) { return Module::call_many({x}); }
 
 Variable Module::call_many(const Values& inputs) {
   const LayerList list = layers();
-  // A list of one layer may be the default, which would call call() again.
-  LOCKSTEP_CHECK(list.items.size() > (inputs.size() == 1) && list.items[0].takes == inputs.size(), "[", kind(),
-                 "] expected a module whose forward() takes ", counted(int64_t(inputs.size()), "variable"),
-                 " and returns one, or that overrides layers(), got neither; override layers()");
+  const size_t n = inputs.size(), takes = list.items.empty() ? 0 : list.items[0].takes;
+  // A list of one layer may be the default, which would call the module again.
+  LOCKSTEP_CHECK(list.items.size() > 1 ? takes == 0 || takes == n : takes > 1 && takes == n, "[", kind(),
+                 "] expected a module whose forward() takes ", counted(int64_t(n), "variable"),
+                 " and returns one, or whose layers() take ", n > 1 ? "as many (Item::takes)" : "it",
+                 ", got neither; override layers()");
   Values values = inputs;
   for (const LayerList::Item& item : list.items) values = item.forward(values);
   return values.at(0);

@@ -31,7 +31,7 @@ class LayerList {
     std::string kind;  ///< name of the layer's type, for messages and for splitting by kind
     std::vector<Field> fields;
     std::function<Values(const Values&)> forward;  ///< input values to output values
-    size_t takes = 1;                              ///< number of input values; 0: all inputs of a sample
+    size_t takes = 1;                              ///< number of input values; 0: a sample's, or 1 in a later layer
     /// True: one of many equal blocks; activation checkpointing recomputes these blocks in backward. If no layer of the
     /// model is marked, it recomputes all.
     bool repeats = false;

@@ -126,7 +126,8 @@ class Module {
   /// Runs the module on one variable; Sequential and checkpoints use it. A module whose forward() takes neither one
   /// variable nor one tensor of tokens runs its layers() instead.
   virtual Variable call(const Variable& x);
-  /// Passes all inputs of a sample to forward() (at most 4 variables or tensors), or else to the first of layers().
+  /// Runs forward() on 2 to 4 inputs, as variables or tensors. If it takes no such or is overloaded or a template (a
+  /// GPT's second argument are targets), runs layers() on them. Error if neither takes so many.
   virtual Variable call_many(const std::vector<Variable>& inputs);
 
   std::vector<Variable> parameters();  ///< every parameter once, shared ones too
@@ -316,18 +317,16 @@ template <class Derived> class Layer : public Module {
     } else return Module::call(x);
   }
   Variable call_many(const Variables& inputs) override {
-    if (inputs.size() == 2) return call_with(inputs, std::make_index_sequence<2>());
-    if (inputs.size() == 3) return call_with(inputs, std::make_index_sequence<3>());
-    if (inputs.size() == 4) return call_with(inputs, std::make_index_sequence<4>());
-    return inputs.size() == 1 ? call(inputs[0]) : Module::call_many(inputs);
+    if constexpr (requires { sizeof(&Derived::forward); }) return call_with<0, 1>(inputs);
+    else return Module::call_many(inputs);
   }
 
  private:
-  template <size_t... i> Variable call_with(const Variables& inputs, std::index_sequence<i...>) {
-    if constexpr (requires(Derived & d) {
-                    { d.forward(Input(inputs[i])...) } -> std::convertible_to<Variable>;
-                  })
-      return (*this)(Input(inputs[i])...);
+  template <size_t... i> Variable call_with(const Variables& inputs) {
+    if constexpr (sizeof...(i) > 4) return Module::call_many(inputs);
+    else if (inputs.size() != sizeof...(i)) return call_with<i..., sizeof...(i)>(inputs);
+    else if constexpr (requires(Derived & d) { Variable(d.forward(AnyInput(inputs[i])...)); })
+      return (*this)(AnyInput(inputs[i])...);
     else return Module::call_many(inputs);
   }
   template <class> using AsVariable = const Variable&;
@@ -384,8 +383,8 @@ template <class Derived> class Layer : public Module {
   }
   template <class T> decltype(auto) moved(T&& arg) {
     using Plain = std::remove_cvref_t<T>;
-    if constexpr (std::is_same_v<Plain, Tensor>) return moved_here(arg);
-    else if constexpr (std::is_base_of_v<Variable, Plain>) return Plain(moved_here<Variable>(arg));
+    if constexpr (std::is_same_v<Plain, AnyInput>) return AnyInput(moved_here<Variable>(arg));
+    else if constexpr (std::is_same_v<Plain, Variable> || std::is_same_v<Plain, Tensor>) return Plain(moved_here(arg));
     else return std::forward<T>(arg);
   }
   Derived& self() { return static_cast<Derived&>(*this); }

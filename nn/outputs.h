@@ -61,9 +61,9 @@ template <class T> std::vector<Variable> variables_of(T& value) {
   return all;
 }
 
-/// An argument for a parameter of forward() that is a variable or a tensor.
-struct Input : Variable {
-  explicit Input(const Variable& x) : Variable(x) {}
+/// An argument of forward() for a parameter that is a variable or a tensor.
+struct AnyInput : Variable {
+  explicit AnyInput(const Variable& x) : Variable(x) {}
   operator const Tensor&() const { return tensor(); }  // NOLINT: implicit on purpose
 };
 

@@ -113,7 +113,7 @@ void Trainer::Impl::perform_instead(const CommandAction& action, const Json& own
            .values = values(),
            .optimizer = optimizer.get(),
            .batch = [&](int64_t samples) { return o.data ? first_of(*o.data, samples) : o.batches(0, 0, samples); },
-           .loss = o.loss,
+           .loss = static_cast<const Measure::All&>(o.loss),  // stays null if it is
            .unit = o.unit,
            .per_sample = o.per_sample});
 }

@@ -8,9 +8,11 @@
 // A step is one call of the engine (engine/engine.h) under every plan. For pipeline and tensor parallelism the model's
 // fields() and layers() define the split. A run's folder (--out) has config.json, metrics.jsonl (one line per
 // step) and checkpoints/ (checkpoint/checkpoint.h), from which any other plan can resume.
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,18 +23,29 @@
 
 namespace lockstep::train {
 
-/// The targets of a micro-batch. Converts to the target, if it is the only one.
-struct Targets : std::vector<Tensor> {
-  Targets(const Tensor& only) : vector{only} {}                 // NOLINT: implicit on purpose
-  Targets(std::vector<Tensor> all) : vector(std::move(all)) {}  // NOLINT: implicit on purpose
-  operator const Tensor&() const {                              // NOLINT: implicit on purpose
-    LOCKSTEP_CHECK(size() == 1, "[Trainer] expected one target for a function of (output, Tensor target), got ", size(),
-                   "; let it take (output, std::vector<Tensor> targets)");
-    return front();
+/// A function of Args and of the targets of a micro-batch. It is made of a function that takes a std::vector<Tensor> of
+/// all targets, or a Tensor, the only one: then several targets are an Error. A generic lambda gets a Tensor.
+template <class Result, class... Args>
+struct OfTargets : std::function<Result(const Args&..., const std::vector<Tensor>&)> {
+  /// The function that takes all targets.
+  using All = std::function<Result(const Args&..., const std::vector<Tensor>&)>;
+  OfTargets(std::nullptr_t = nullptr) {}  // NOLINT: implicit on purpose
+  template <class F>
+  requires std::is_invocable_r_v<Result, F&, const Args&..., const Tensor&> ||
+      std::is_invocable_r_v<Result, F&, const Args&..., const std::vector<Tensor>&>
+  OfTargets(F fn) {  // NOLINT: implicit on purpose
+    if constexpr (std::is_invocable_v<F&, const Args&..., const Tensor&>)
+      static_cast<All&>(*this) = [of_one = std::move(fn)](const Args&... args,
+                                                          const std::vector<Tensor>& targets) mutable -> Result {
+        LOCKSTEP_CHECK(targets.size() == 1, "[Trainer] expected one target, as a function of it takes a Tensor, got ",
+                       targets.size(), "; let it take a std::vector<Tensor>");
+        return of_one(args..., targets[0]);
+      };
+    else static_cast<All&>(*this) = std::move(fn);
   }
 };
-/// A loss or metric of a micro-batch. The function may also take its only target, or a std::vector of all targets.
-using Measure = std::function<Variable(const Variable& output, const Targets& targets)>;
+/// A loss or metric of a micro-batch: a function of the model's output and the target or targets.
+using Measure = OfTargets<Variable, Variable>;
 /// Requests of callbacks. If a callback on any rank makes one, all ranks follow it at the end of the step.
 struct Control {
   bool stop = false;                               ///< true: the training ends, as after its last step
@@ -103,7 +116,7 @@ struct TrainerOptions {
   Measure preprocess_logits_for_metrics = {};
   /// Returns how many targets `loss` averages over in a micro-batch, or -1 if it averages over samples. If this is set,
   /// a step's loss is the mean over all its targets; then plans that split the model allow no ignored targets.
-  std::function<int64_t(const Targets& targets)> tokens = {};
+  OfTargets<int64_t> tokens = {};
   std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
   int64_t evaluate_batch = 256;   ///< samples per batch of evaluation; with `batches`: the micro-batch size is used
   /// Makes the optimizer, unless the configuration names one. Default: AdamW.

@@ -43,7 +43,7 @@ std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t
 
 Measure Trainer::Impl::loss_measure() const {
   if (o.loss) return o.loss;
-  return [of = model->layers().loss](const Variable& out, const Targets& targets) { return of(out, targets); };
+  return model->layers().loss;
 }
 
 /// Distributes `max_batches` batches of `samples` (0: all) over the replicas, and averages their losses and metrics.

@@ -222,10 +222,7 @@ template <class S, class B> class PreparedLoader {
       if (inner_ == std::default_sentinel) return loop_.reset();
       *loop_ = {dealing_.micro, dealing_.real(at_++)};
       loader_->state_->make_current(loop_);
-      data::ToDevice& to_device = *loader_->to_device_;
-      if constexpr (std::same_as<B, std::vector<Tensor>>)
-        for (Tensor& x : *inner_) x = to_device(x);
-      else if constexpr (requires { to_device(*inner_); }) *inner_ = to_device(*inner_);
+      if constexpr (requires { (*loader_->to_device_)(*inner_); }) *inner_ = (*loader_->to_device_)(*inner_);
     }
     PreparedLoader* loader_;
     typename data::DataLoader<S, B>::Iterator inner_;

@@ -178,7 +178,7 @@ TrainerOptions TrainingArguments::trainer_options() const {
   o.overwrite = overwrite_output_dir;
   o.evaluate_batch = per_device_eval_batch_size;
   o.evaluated = "eval";
-  o.tokens = [](const Targets& targets) { return targets.size() == 1 ? count_labels(targets[0]) : -1; };
+  o.tokens = [](const std::vector<Tensor>& targets) { return targets.size() == 1 ? count_labels(targets[0]) : -1; };
   const bool keeps_best = load_best_model_at_end || !metric_for_best_model.empty() || early_stopping_patience > 0;
   if (const std::string name = best_metric(); keeps_best)
     o.best = (greater_is_better.value_or(!name.ends_with("loss")) ? "-" : "") + name;

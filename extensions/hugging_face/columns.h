@@ -53,7 +53,7 @@ template <HoldsTensors S> class ColumnDataset : public Dataset<Example> {
  private:
   Example chosen(S sample) const {
     NamedTensors all;
-    sample.each_tensor([&](const std::string& name, const Tensor& x) { all[name] = x; });
+    each_tensor(sample, [&](const std::string& name, const Tensor& x) { all[name] = x; });
     return columns_of(all, inputs_, targets_);
   }
   DatasetPtr<S> samples_;

@@ -339,7 +339,7 @@ TEST_CASE("samples of several tensors: wrong shapes, names and counts are said w
               "[collate] input 2: sample 0 of the batch has no tensor");
   CHECK_ERROR(collate(std::vector<Example>{}), "[collate] expected at least one sample, got none");
   CHECK_ERROR(collate(std::vector<std::vector<Tensor>>{{a, a}, {a}}),
-              "expected 2 tensors in each sample, got 1 in sample 1");
+              "[collate] expected the tensors 0, 1 of the first sample, got 0 in sample 1 of the batch");
   CHECK_ERROR(collate(std::vector<std::vector<Tensor>>{{a, a}, {a, b}}),
               "[collate] 1: expected samples like the first");
   CHECK_ERROR(TensorDataset(a, a, {b}), "expected as many rows of input 2 as of input, got (3) and (4)");

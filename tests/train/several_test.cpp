@@ -1,6 +1,7 @@
 // Samples of several inputs and targets: under the Trainer, by train_batch(), and in loops of one's own.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <map>
 
 #include "optim/optim.h"
@@ -14,6 +15,7 @@
 using namespace lockstep;
 using namespace testing;
 
+namespace several {  // trainer_test.cpp has the same names
 namespace {
 
 /// The sum of a classification and of a regression, each with a target of its own.
@@ -52,6 +54,13 @@ struct OneLayer : nn::Layer<OneLayer> {
   void fields(nn::Fields& f) override {
     f("left", left, nn::cut::columns)("right", right, nn::cut::columns)("head", head, nn::cut::rows);
   }
+};
+/// A model without forward(). The first of its layers() is another model's only layer.
+struct Appended : nn::Layer<Appended> {
+  OneLayer first;
+  nn::Linear last = linear(3, 3);
+  void fields(nn::Fields& f) override { f("first", first)("last", last); }
+  nn::LayerList layers() override { return nn::LayerList().append(first.layers()).add(last); }
 };
 /// A model whose two inputs only layers() takes.
 struct OnlyLayers : nn::Layer<OnlyLayers> {
@@ -177,12 +186,26 @@ TEST_CASE("several inputs and targets: predictions have all targets") {
   }
 }
 
+TEST_CASE("several inputs and targets: who takes them") {
+  const Tensor a = randn({2, 6}), b = randn({2, 4});
+  Appended appended;
+  CHECK(equal(appended.call_many({a, b}).tensor(), appended.last(appended.first(a, b)).tensor()));
+  // The second argument of a Linear is a residual, and that of a GPT are targets.
+  CHECK_ERROR(linear(6, 6).call_many({a, a}), "[Linear] expected a module whose forward() takes 2 variables");
+  nn::GPT gpt({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 2});
+  const Tensor tokens = zeros({1, 4}, {.dtype = i64});
+  CHECK_ERROR(gpt.call_many({tokens, tokens}), "[GPT] expected a module whose forward() takes 2 variables");
+  const train::Measure generic = [](const auto& out, const auto& target) { return mse_loss(out, target); };
+  CHECK(generic(ones({2}), {zeros({2})}).item() == 1);
+  CHECK(!train::Measure(nullptr));
+}
+
 TEST_CASE("several inputs and targets: what does not fit is said") {
   CHECK_ERROR(run({},
                   [](train::TrainerOptions& t) {
                     t.loss = [](const Variable& scores, const Tensor& target) { return cross_entropy(scores, target); };
                   }),
-              "[Trainer] expected one target for a function of (output, Tensor target), got 2; let it take");
+              "[Trainer] expected one target, as a function of it takes a Tensor, got 2; let it take a std::vector");
   CHECK_ERROR(run({}, [](train::TrainerOptions& t) { t.tokens = [](const Tensor& target) { return target.numel(); }; }),
               "expected one target");
   CHECK_ERROR(run({}, [](train::TrainerOptions& t) { t.forward = [](const Tensor& x) { return Variable(x); }; }),
@@ -265,3 +288,5 @@ TEST_CASE("several inputs and targets: train_batch() and a loop give the same bi
   for (const auto& [name, values] : single)
     for (size_t i = 0; i < values.size(); ++i) CHECK(std::abs(two.at(name)[i] - values[i]) < 1e-5);
 }
+
+}  // namespace several

@@ -227,8 +227,8 @@ TEST_CASE("argument choices: label smoothing is PyTorch's, in training and evalu
     for (size_t c = 0; c < 5; ++c) all += std::log(total) - double(scores[5 * i + c]);
     sum += 0.8 * (std::log(total) - double(scores[5 * i + size_t(ids[i])])) + 0.2 * all / 5;
   }
-  CHECK(loss(out, target).item() == doctest::Approx(sum / 6).epsilon(1e-5));
-  CHECK_ERROR(loss(out, ones({2, 4})), "label_smoothing_factor: expected outputs (..., classes) and targets i64");
+  CHECK(loss(out, {target}).item() == doctest::Approx(sum / 6).epsilon(1e-5));
+  CHECK_ERROR(loss(out, {ones({2, 4})}), "label_smoothing_factor: expected outputs (..., classes) and targets i64");
   TrainingArguments args = evaluated_each_step(3);
   const Trained plain = train_with(args, 1, true);
   args.label_smoothing_factor = 0.2;
