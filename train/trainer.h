@@ -31,9 +31,9 @@ struct OfTargets : std::function<Result(const Args&..., const std::vector<Tensor
   using All = std::function<Result(const Args&..., const std::vector<Tensor>&)>;
   OfTargets(std::nullptr_t = nullptr) {}  // NOLINT: implicit on purpose
   template <class F>
-  requires std::is_invocable_r_v<Result, F&, const Args&..., const Tensor&> ||
-      std::is_invocable_r_v<Result, F&, const Args&..., const std::vector<Tensor>&>
-  OfTargets(F fn) {  // NOLINT: implicit on purpose
+  requires std::is_invocable_r_v<Result, F&, const Args&..., const Tensor&> || std::is_invocable_r_v < Result, F&,
+      const Args&..., const std::vector<Tensor>
+  & > OfTargets(F fn) {  // NOLINT: implicit on purpose
     if constexpr (std::is_invocable_v<F&, const Args&..., const Tensor&>)
       static_cast<All&>(*this) = [of_one = std::move(fn)](const Args&... args,
                                                           const std::vector<Tensor>& targets) mutable -> Result {

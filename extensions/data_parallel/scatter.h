@@ -104,14 +104,14 @@ struct BatchSplit {
 template <class T> inline constexpr bool is_shared = false;
 template <class T> inline constexpr bool is_shared<Shared<T>> = true;
 template <class T> inline constexpr bool is_tensor = std::is_same_v<T, Variable> || std::is_same_v<T, Tensor>;
-template <class T> struct HoldsTensors : std::bool_constant<is_tensor<T>> {};
-template <class T, class A> struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
-template <class K, class T, class C, class A> struct HoldsTensors<std::map<K, T, C, A>> : HoldsTensors<T> {};
-template <class T> struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
+template <class T> struct ContainsTensor : std::bool_constant<is_tensor<T>> {};
+template <class T, class A> struct ContainsTensor<std::vector<T, A>> : ContainsTensor<T> {};
+template <class K, class T, class C, class A> struct ContainsTensor<std::map<K, T, C, A>> : ContainsTensor<T> {};
+template <class T> struct ContainsTensor<std::optional<T>> : ContainsTensor<T> {};
 template <class A, class B>
-struct HoldsTensors<std::pair<A, B>> : std::bool_constant<HoldsTensors<A>::value || HoldsTensors<B>::value> {};
-template <class... Ts> struct HoldsTensors<std::tuple<Ts...>> : std::bool_constant<(HoldsTensors<Ts>::value || ...)> {};
-template <class T> inline constexpr bool holds_tensors = HoldsTensors<std::remove_const_t<T>>::value;
+struct ContainsTensor<std::pair<A, B>> : std::bool_constant<ContainsTensor<A>::value || ContainsTensor<B>::value> {};
+template <class... Ts> struct ContainsTensor<std::tuple<Ts...>> : std::bool_constant<(ContainsTensor<Ts>::value || ...)> {};
+template <class T> inline constexpr bool contains_tensor = ContainsTensor<std::remove_const_t<T>>::value;
 
 // --- one traversal for measuring and splitting inputs and joining outputs ---
 
@@ -130,7 +130,7 @@ template <class T, class Fn> void walk(const std::vector<T*>& values, const Fn& 
   const auto all = [&](const auto& test) {
     return std::all_of(values.begin(), values.end(), [&](T* value) { return test(*value); });
   };
-  if constexpr (is_tensor<std::remove_const_t<T>> || !holds_tensors<T>) {
+  if constexpr (is_tensor<std::remove_const_t<T>> || !contains_tensor<T>) {
     fn(values);
   } else if constexpr (requires { first.has_value(); }) {
     expect_alike(all([&](T& x) { return x.has_value() == first.has_value(); }), "a value from all or from none");
@@ -156,7 +156,7 @@ inline void assign(Tensor& to, const Variable& x) { to = x.defined() ? x.tensor(
 
 template <class T> void measure(BatchSplit& cut, const T& x) {
   walk(std::vector<const T*>{&x}, [&]<class U>(const std::vector<U*>& place) {
-    if constexpr (holds_tensors<U>)
+    if constexpr (contains_tensor<U>)
       if (place[0]->defined()) cut.measure(Variable(*place[0]).tensor());
   });
 }
@@ -180,12 +180,12 @@ template <class T> auto parts_of(const BatchSplit& cut, T& x) {
     Parts<V> copies{std::vector<V>(cut.count())};
     for (size_t i = 0; i < cut.count(); ++i) assign(copies.parts[i], cut.on(i, Variable(x.value)));
     return copies;
-  } else if constexpr (holds_tensors<U>) {
+  } else if constexpr (contains_tensor<U>) {
     Parts<U> cuts{std::vector<U>(cut.count(), x)};
     std::vector<U*> values;
     for (U& part : cuts.parts) values.push_back(&part);
     walk(values, [&]<class V>(const std::vector<V*>& places) {
-      if constexpr (holds_tensors<V>) {
+      if constexpr (contains_tensor<V>) {
         const std::vector<Variable> pieces = cut.pieces(Variable(*places[0]));
         for (size_t i = 0; i < places.size(); ++i) assign(*places[i], pieces[i]);
       }
