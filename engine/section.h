@@ -28,11 +28,6 @@ struct Precision {
   std::vector<std::string> keys;  ///< the keys that it sets to true
 };
 
-/// An option of training programs that sets a key of a section, a string.
-struct KeyOption {
-  std::string name, key, help;
-};
-
 /// A section, and the functions that an engine calls for it. Each of them may be null.
 struct Section {
   std::string name;
@@ -53,7 +48,6 @@ struct Section {
   std::string (*reference)() = nullptr;
   std::string (*appendix)() = nullptr;  ///< text for the end of docs/config.md
   std::vector<Precision> precisions = {};
-  std::vector<KeyOption> options = {};
 };
 
 /// The sections of the extensions that are built.

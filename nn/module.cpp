@@ -26,7 +26,7 @@ template <class Visit> void walk(Module& module, const std::string& prefix, cons
     entry.is_table =
         entry.parameter && (entry.cut.kind == Cut::Kind::vocabulary || module.table() != Module::Table::none);
     visit(name, entry);
-    if (entry.module) walk(*entry.module, name + ".", visit);
+    if (entry.module) walk(*entry.module, name.empty() ? "" : name + ".", visit);
   }
 }
 

@@ -124,11 +124,6 @@ void add_options(CLI::App& app, TrainOptions& o, bool devices) {
          "DeepSpeed's configuration file for the engine (lockstep config says what a file means)");
   engine("--set", o.set, "set one key of the configuration: zero_optimization.stage=2; may be repeated")
       ->allow_extra_args(false);
-  for (const engine::Section& section : engine::sections())
-    for (const engine::KeyOption& one : section.options)
-      engine.in_group(app.add_option_function<std::string>(
-          one.name, [&o, key = one.key](const auto& text) { o.set.push_back(key + "=" + data::Json(text).dump()); },
-          one.help));
   engine("--plan", o.plan,
          "how ranks share the work: dp2+pp2+tp2+zero1 (replicas, pipeline stages, tensor parallelism, ZeRO; cp: "
          "context, ep: expert parallelism)");

@@ -124,9 +124,7 @@ std::vector<Section> summary_sections() {
            .keys = {key<&SummaryConfig::folder>("summary.folder", any(),
                                                 "folder for TensorBoard event files with every value of metrics.jsonl; "
                                                 "empty: none (DeepSpeed has no such section)")},
-           .start = start_reporting,
-           .options = {{"--tensorboard", "summary.folder",
-                        "folder for TensorBoard event files: loss, learning rate, gradient norm and evaluations"}}}};
+           .start = start_reporting}};
 }
 
 }  // namespace lockstep::engine

@@ -120,7 +120,7 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
       // While the engine lives, everything is already in the file, as after a kill.
       if (rank == 0)
         CHECK(read_events(folder.read(std::filesystem::directory_iterator(folder / "tb/job")->path())).size() ==
-              size_t(1 + (k + 1) * 8));
+              size_t(1 + (k + 1) * 12));
     }
   });
   int files = 0;

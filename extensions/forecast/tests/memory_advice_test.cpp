@@ -59,7 +59,9 @@ TEST_CASE("out of memory: what each change of the state saves on a rank") {
   };
   for (const Row& row : {
            Row{2, zero(""), "zero_optimization.stage from 0 to 1", zero(R"("stage": 1)")},
-           Row{2, zero(R"("stage": 1)"), "zero_optimization.stage from 1 to 3", zero(R"("stage": 3)")},
+           Row{2, zero(R"("stage": 1)"), "zero_optimization.stage from 1 to 2", zero(R"("stage": 2)")},
+           // parameters this small stay whole, and stage 3 gathers the others into buffers of their own
+           Row{2, zero(R"("stage": 1)"), "zero_optimization.stage from 1 to 3", ""},
            Row{1, zero(""), "zero_optimization.stage from 0 to 1", ""},
            Row{2, zero(R"("stage": 3)"), "zero_optimization.stage from 3 to 4", ""},
            Row{1, zero(""), "zero_optimization.offload_optimizer.device nvme, with nvme_path",
@@ -92,7 +94,8 @@ TEST_CASE("out of memory: what changes of the activations save") {
   CHECK(activations > 1e5);
   const std::string halved = "train_micro_batch_size_per_gpu from 4 to 2, and gradient_accumulation_steps from 3 to 6";
   CHECK(saved_by(said, halved) == "about " + memory_text(int64_t(activations / 2)));
-  CHECK(saved_by(said, "activation_checkpointing.enabled") == "up to " + memory_text(int64_t(activations * 0.75)));
+  // Of the eight layers that repeat, attention and MLP of four blocks, one holds its activations at a time.
+  CHECK(saved_by(said, "activation_checkpointing.enabled") == "up to " + memory_text(int64_t(activations * 7 / 8)));
   CHECK(saved_by(said, "bf16.enabled").starts_with("up to "));
   // The change that saves most comes first.
   CHECK(said.find("activation_checkpointing.enabled") < said.find(halved));

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`lockstep top` beside a training of two ranks, and --tensorboard.
+"""`lockstep top` beside a training of two ranks, and curves of programs.
 
 commands.py BUILD          ends with "N passed, N failed"
 """
@@ -62,13 +62,12 @@ with workplace() as (d, text):
     digits = ["mlp", "train", "--samples", 64, "--batch", 8, "--epochs", 2, "--json"]
     for ranks, steps in ((1, 16), (2, 8)):
         curves = d / f"curves of {ranks}"
-        works(f"--tensorboard, {ranks} ranks", [*digits, "--ranks", ranks, "--tensorboard", curves])
+        works(f"curves of {ranks} ranks", [*digits, "--ranks", ranks, "--set", f"summary.folder={curves}"])
         found = records(curves)
         check(f"{ranks} ranks: one writes a file", len(list(curves.iterdir())) == 1, list(curves.iterdir()))
         for tag, count in (("train/loss", steps), ("train/lr", steps), ("train/grad_norm", steps), ("/accuracy", 2)):
             check(f"{ranks} ranks: {count} points of {tag}", sum(tag.encode() in one for one in found) == count, found)
-    works("a folder that looks like a number", [*digits, "--tensorboard", "7"], lambda r: records(d / "7"), cwd=d)
-    refused("no place for curves", [*digits, "--tensorboard", text / "below"], "cannot make this folder")
+    refused("no place for curves", [*digits, "--set", f"summary.folder={text / 'below'}"], "cannot make this folder")
     refused("top without a run", ["lockstep", "top", d / "none"], "expected the folder of a run (--out)", "no such folder")
     refused("top of another folder", ["lockstep", "top", d], "a folder without them")
     refused("top without a pause", ["lockstep", "top", d / "run", "--interval", 0], "--interval", code=2)
