@@ -1,7 +1,7 @@
 #pragma once
 // A Reducer whose caller hands it the gradients: for programs without DDP, for pipelines, and for 1-bit optimizers.
 //
-// Memory: 1 + log2(n) copies of the gradients while the n micro-batches of a step are collected, 1 copy afterwards.
+// Memory: 1 + log2(n) copies of the gradients while the n micro-batches of a step are collected, then 1 copy in .grad.
 #include <optional>
 #include <vector>
 

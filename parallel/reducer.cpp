@@ -88,14 +88,15 @@ Tensor Reducer::view(const Tensor& flat, const Parameter& p) {
 /// between steps and in which the sum is formed; later ones get new memory.
 Tensor Reducer::own_memory(size_t u) {
   Bucket& bucket = buckets[u];
-  const Variable& first = parameters[bucket.members[0]].variable;
-  const Tensor& grad = first.grad();
+  const Tensor& grad = parameters[bucket.members[0]].variable.grad();
   if (rules_.adopts_grad && bucket.members.size() == 1 && bucket.group->size() == 1 && grad.defined() &&
       !is_placeholder(grad) && grad.numel() == bucket.numel && grad.dtype() == bucket.options.dtype &&
       grad.is_contiguous() && grad.is_exclusive())
-    return first.checked_grad("reducer").view({bucket.numel});
+    return parameters[bucket.members[0]].variable.checked_grad("reducer").view({bucket.numel});
   const MemoryScope scope(Memory::gradient);
-  if (bucket.sum.count() > 0) return empty({bucket.numel}, bucket.options);
+  // What no other rank shares, a GradientSum leaves to .grad: kept, it would stay beside the optimizer's memory.
+  if (bucket.sum.count() > 0 || (!rules_.hooks && rules_.exposes_grad && !bucket.group))
+    return empty({bucket.numel}, bucket.options);
   if (!bucket.kept.defined())
     bucket.kept = bucket.group ? bucket.group->shared_empty({bucket.numel}, bucket.options.dtype, bucket.options.device)
                                : empty({bucket.numel}, bucket.options);
@@ -167,10 +168,7 @@ void Reducer::begin(bool reduces) {
   arrivals_.clear();
   notice_cleared();
   for (Bucket& bucket : buckets) bucket.waiting = 0;
-  for (Parameter& p : parameters) {
-    p.arrivals = 0;
-    p.expected = 1;
-  }
+  for (Parameter& p : parameters) p.arrivals = 0, p.expected = 1;
   if (in_pass_) policy_.pass(Pass::begins);
   std::vector<std::string> frozen;
   for (size_t i = 0; i < parameters.size(); ++i) {

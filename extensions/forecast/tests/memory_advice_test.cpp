@@ -59,8 +59,10 @@ TEST_CASE("out of memory: what each change of the state saves on a rank") {
   };
   for (const Row& row : {
            Row{2, zero(""), "zero_optimization.stage from 0 to 1", zero(R"("stage": 1)")},
-           Row{2, zero(R"("stage": 1)"), "zero_optimization.stage from 1 to 2", zero(R"("stage": 2)")},
-           // parameters this small stay whole, and stage 3 gathers the others into buffers of their own
+           Row{2, zero(R"("stage": 1, "reduce_bucket_size": 20000)"), "zero_optimization.stage from 1 to 2",
+               zero(R"("stage": 2, "reduce_bucket_size": 20000)")},
+           // a bucket holds all of this small model, so the higher stages add a copy of it
+           Row{2, zero(R"("stage": 1)"), "zero_optimization.stage from 1 to 2", ""},
            Row{2, zero(R"("stage": 1)"), "zero_optimization.stage from 1 to 3", ""},
            Row{1, zero(""), "zero_optimization.stage from 0 to 1", ""},
            Row{2, zero(R"("stage": 3)"), "zero_optimization.stage from 3 to 4", ""},
