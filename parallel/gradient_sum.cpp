@@ -15,7 +15,7 @@ GradientSum::GradientSum(const std::vector<Variable>& parameters, dist::ProcessG
   }
   LOCKSTEP_CHECK(!trained.empty(), "[GradientSum] expected parameters that require grad, got none among ", all.size(),
                  "; unfreeze the parameters to train");
-  reducer_.emplace(static_cast<Policy&>(*this), mean,
+  reducer_.emplace(static_cast<Policy&>(*this), mean && mean->size() > 1 ? mean : nullptr,
                    Reducer::Rules{.name = "GradientSum", .hooks = false, .exposes_grad = true}, std::move(all));
   constexpr int64_t cap = 25 << 20;  // large enough for collectives, small enough for caches; does not affect results
   reducer_->cut(trained, cap, cap, false);
