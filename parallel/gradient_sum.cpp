@@ -6,7 +6,7 @@
 namespace lockstep::parallel {
 
 GradientSum::GradientSum(const std::vector<Variable>& parameters, dist::ProcessGroup* mean, dist::ProcessGroup* agree)
-    : mean_(mean), agree_(agree) {
+    : mean_(mean && mean->size() > 1 ? mean : nullptr), agree_(agree) {
   std::vector<Reducer::Parameter> all;
   std::vector<size_t> trained;
   for (const Variable& p : parameters) {
@@ -15,9 +15,11 @@ GradientSum::GradientSum(const std::vector<Variable>& parameters, dist::ProcessG
   }
   LOCKSTEP_CHECK(!trained.empty(), "[GradientSum] expected parameters that require grad, got none among ", all.size(),
                  "; unfreeze the parameters to train");
-  reducer_.emplace(static_cast<Policy&>(*this), mean && mean->size() > 1 ? mean : nullptr,
+  reducer_.emplace(static_cast<Policy&>(*this), mean_,
                    Reducer::Rules{.name = "GradientSum", .hooks = false, .exposes_grad = true}, std::move(all));
-  constexpr int64_t cap = 25 << 20;  // large enough for collectives, small enough for caches; does not affect results
+  // 25 MiB are large enough for collectives, and small enough for caches. Without collectives each parameter has its own
+  // bucket, so that ZeRO can take over the memory of .grad. Results are the same.
+  const int64_t cap = mean_ ? 25 << 20 : 1;
   reducer_->cut(trained, cap, cap, false);
 }
 
