@@ -20,6 +20,30 @@ def records(path, full=True):
     return json.loads(text if full else text[: text.rindex(",\n")] + "]")
 
 
+def broken_rules(records):
+    """What Perfetto would drop or misread, by the rules of Chrome's trace format."""
+    named, rows, broken = set(), {}, []
+    for r in records:
+        kind, place = r["ph"], (r["pid"], r["tid"])
+        if kind == "M":
+            named.add((r["name"], *place))
+        elif r["ts"] < 0 or kind not in "XCi" or (kind == "C" and not all(type(value) in (int, float) for value in r["args"].values())):
+            broken.append(r)
+        elif kind == "X":
+            rows.setdefault(place, []).append((round(r["ts"] * 1000), -round(r["dur"] * 1000), r["name"]))
+    for place, spans in rows.items():
+        if ("thread_name", *place) not in named or ("process_name", place[0], 0) not in named:
+            broken.append(f"no name for {place}")
+        ends = []  # of the spans around the next one; a span must not end after them
+        for begin, minus, name in sorted(spans):
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            if minus > 0 or (ends and begin - minus > ends[-1]):
+                broken.append(f"{name} at {begin} ns on {place} ends after the span around it")
+            ends.append(begin - minus)
+    return broken
+
+
 class Page(html.parser.HTMLParser):
     """The text of a page, and external resources that it would load."""
 
@@ -73,6 +97,8 @@ with workplace() as (d, text):
         r = run("lockstep", "trace", "merge", d / name)
         merged = records(d / name / "trace.json")
         check(f"{name}: merged", r.returncode == 0 and {record["pid"] for record in merged} == {0, 1} and "ui.perfetto.dev" in r.stdout, r.stdout + r.stderr)
+        for path in sorted((d / name).iterdir()):
+            check(f"{name}: {path.name} keeps the rules of its format", not broken_rules(records(path)), broken_rules(records(path))[:5])
         r = run("lockstep", "report", d / name, "--json")
         figures = json.loads(r.stdout)
         check(f"{name}: traffic is the formula's", abs(figures["sent"] / figures["sent_formula"] - 1) < 0.02, r.stdout)
@@ -81,6 +107,8 @@ with workplace() as (d, text):
         r = run(*wide, "--steps", 4, "--ranks", 2, "--plan", f"zero{zero}", "--accumulate", 2, "--trace", d / f"zero{zero}")
         figures = json.loads(run("lockstep", "report", d / f"zero{zero}", "--json").stdout)
         check(f"ZeRO {zero}: traffic is the formula's", r.returncode == 0 and abs(figures["sent"] / figures["sent_formula"] - 1) < 0.1, str(figures) + r.stderr)
+        broken = broken_rules(records(d / f"zero{zero}/rank-0.json"))
+        check(f"ZeRO {zero}: the file keeps the rules of its format", not broken, broken[:5])
     r = run(*gpt, "--steps", 5, "--ranks", 2, "--plan", "pp2", "--accumulate", 4, "--trace", d / "pp")
     figures = json.loads(run("lockstep", "report", d / "pp", "--json").stdout)
     check("a pipeline's slots", r.returncode == 0 and figures["pipeline"]["stages"] == 2 and figures["pipeline"]["micro_batches"] == 4 and abs(figures["pipeline"]["idle_formula"] - 0.2) < 1e-9

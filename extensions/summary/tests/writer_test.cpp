@@ -226,24 +226,45 @@ TEST_CASE("summary: TensorBoard reads the files") {
   SummaryWriter writer(dir / "run");
   for (const int64_t step : {1, 2, 3}) writer.add_scalar("loss", 1.0 / double(step), step);
   writer.add_histogram("h", Tensor::from<float>({1, 2, 3, 4}), 2);
-  writer.add_image("picture", ones({3, 4, 5}), 2);
+  writer.add_histogram("h", zeros({5}), 6);
+  writer.add_image("picture", arange(60).to(u8).reshape({3, 4, 5}), 2);
   writer.add_text("text", "words", 2);
+  writer.add_text("text", "others", 5);
+  writer.add_scalars("both", {{"a", 1}, {"b", 2}}, 9);
   writer.add_hparams({{"lr", 0.5}, {"name", "a"}, {"tied", false}}, {{"val", 3}}, "hparams");
   writer.close();
   dir.write("check.py", R"(
+import io
 import sys
+import PIL.Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-run = EventAccumulator(sys.argv[1] + "/run", size_guidance={"tensors": 0, "histograms": 0, "images": 0, "scalars": 0}).Reload()
+kept = {"tensors": 0, "histograms": 0, "images": 0, "scalars": 0}
+run = EventAccumulator(sys.argv[1] + "/run", size_guidance=kept).Reload()
+tags = {kind: found for kind, found in run.Tags().items() if found and kind != "distributions"}
+assert tags == {"scalars": ["loss"], "histograms": ["h"], "images": ["picture"], "tensors": ["text/text_summary"]}, tags
 assert [(e.step, round(e.value, 4)) for e in run.Scalars("loss")] == [(1, 1.0), (2, 0.5), (3, 0.3333)]
-h = run.Histograms("h")[0].histogram_value
-assert (h.min, h.max, h.num, h.sum, h.sum_squares, sum(h.bucket)) == (1, 4, 4, 10, 30, 4), h
+assert [e.step for e in run.Histograms("h")] == [2, 6]
+h, zeros = (e.histogram_value for e in run.Histograms("h"))
+assert (h.min, h.max, h.num, h.sum, h.sum_squares) == (1, 4, 4, 10, 30), h
+limits = [-1e308, *h.bucket_limit]
+for low, high, count in zip(limits, h.bucket_limit, h.bucket):
+    assert count == sum(low <= x < high for x in (1, 2, 3, 4)), (low, high, count)
+assert (zeros.min, zeros.max, zeros.num, sum(zeros.bucket)) == (0, 0, 5, 5), zeros
 image = run.Images("picture")[0]
-assert (image.height, image.width, image.encoded_image_string[1:4]) == (4, 5, b"PNG"), image
-assert run.Tensors("text/text_summary")[0].tensor_proto.string_val[0] == b"words"
+assert (image.step, image.height, image.width) == (2, 4, 5), image
+pixels = list(PIL.Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB").tobytes())
+assert pixels == [20 * channel + at for at in range(20) for channel in range(3)], pixels
+texts = [(e.step, e.tensor_proto.string_val[0]) for e in run.Tensors("text/text_summary")]
+assert texts == [(2, b"words"), (5, b"others")], texts
+for name, value in (("a", 1), ("b", 2)):
+    (point,) = EventAccumulator(sys.argv[1] + "/run/both_" + name).Reload().Scalars("both")
+    assert (point.step, point.value) == (9, value), point
 content = EventAccumulator(sys.argv[1] + "/run/hparams").Reload().PluginTagToContent("hparams")
 start = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info.hparams
 assert (start["lr"].number_value, start["name"].string_value, start["tied"].bool_value) == (0.5, "a", False), start
+(metric,) = EventAccumulator(sys.argv[1] + "/run/hparams").Reload().Scalars("val")
+assert metric.value == 3, metric
 )");
   CHECK(std::system((python + " " + (dir / "check.py") + " " + dir.str()).c_str()) == 0);
 }
