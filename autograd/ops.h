@@ -132,7 +132,7 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
 enum class Reduction { none, mean, sum };
 /// Options of cross_entropy().
 struct CrossEntropyOptions {
-  Tensor weight;  ///< class weights (classes); optional
+  Tensor weight = {};  ///< class weights (classes); optional
   /// Targets with this value are skipped.
   int64_t ignore_index = -100;
   /// Share of the target probability that is spread evenly over all classes, in [0, 1].

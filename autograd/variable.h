@@ -22,7 +22,7 @@ using LeafHook = std::function<void(Tensor& grad)>;
 struct BackwardOptions {
   /// The incoming gradient, d loss / d this variable, with the variable's shape and dtype. May be undefined, which
   /// stands for 1, if the variable is real and has one element.
-  Tensor gradient;
+  Tensor gradient = {};
   /// Keeps the graph for another backward pass instead of freeing it node by node.
   bool retain_graph = false;
   /// Records the derivatives too, so that Variable::recorded_grad() can be differentiated. Keeps the graph.
@@ -116,6 +116,7 @@ class Variable {
   Variable clone() const;            ///< A copy on the tape.
   Variable to(DType dtype) const;    ///< Converts; an integer result is off the tape.
   Variable to(Device device) const;  ///< Copies to a device; itself when already there.
+  Variable to(Device device, DType dtype) const { return to(dtype).to(device); }
 
   struct Impl;
   const Ref<Impl>& impl() const { return impl_; }  ///< Identity of the variable, shared by all handles.
@@ -200,7 +201,7 @@ class AnomalyMode {
 struct GradOptions {
   /// The incoming gradient of each output, with the output's shape. For a real output of one element it may be
   /// undefined, which stands for 1. An empty list means that all are undefined.
-  std::vector<Variable> grad_outputs;
+  std::vector<Variable> grad_outputs = {};
   /// Keeps the graph for another pass.
   bool retain_graph = false;
   /// Records the gradients on the tape, so they can be differentiated again. Keeps the graph.

@@ -26,18 +26,19 @@ void check_mapped_files();  // files.h
 
 /// Options of a DataLoader. S is a sample, B a batch.
 template <class S, class B = S> struct LoaderOptions {
-  int64_t batch_size = 1;                    ///< samples in a batch
-  bool shuffle = false;                      ///< true: draw a new random order each epoch
-  Sampler sampler;                           ///< the samples of an epoch and their order; excludes shuffle
-  bool drop_last = false;                    ///< true: leave out the last batch of an epoch if it is not full
-  int workers = 0;                           ///< threads that make batches; 0: batches are made inside the loop
-  int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
-  std::function<B(std::vector<S>)> collate;  ///< makes a batch; may draw random numbers; default: data::collate
+  int64_t batch_size = 1;  ///< samples in a batch
+  bool shuffle = false;    ///< true: draw a new random order each epoch
+  Sampler sampler = {};    ///< the samples of an epoch and their order; excludes shuffle
+  bool drop_last = false;  ///< true: leave out the last batch of an epoch if it is not full
+  int workers = 0;         ///< threads that make batches; 0: batches are made inside the loop
+  int prefetch = 0;        ///< batches that each worker makes ahead; 0 means 2
+  /// Makes a batch; may draw random numbers. Default: data::collate.
+  std::function<B(std::vector<S>)> collate = {};
   /// True: batches come in the sampler's order; false: as soon as they are ready, and state() is an Error.
   bool in_order = true;
   /// Seeds shuffling and the random numbers of get() and collate. By default the first loader after manual_seed() takes
   /// that seed. Each later loader derives another seed from it, so that no two loaders draw the same.
-  std::optional<uint64_t> seed;
+  std::optional<uint64_t> seed = {};
   double timeout = 0;  ///< seconds to wait for a batch from a worker; 0: no limit
   int64_t world = 1;   ///< ranks that share an epoch through their samplers; the state counts the samples of all ranks
 };

@@ -33,7 +33,10 @@ std::map<std::string, AddedBackend>& backends() {
 }
 
 void check_first() {
-  LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; call shutdown() first");
+  LOCKSTEP_CHECK(
+      !is_initialized(),
+      "[init] expected one call, got a second one; leave init() out where spawn() or train::start() makes the "
+      "ranks, else call shutdown() first");
 }
 
 /// Tells the other ranks why this process ends. The failed thread may hold locks, because an exception that nobody

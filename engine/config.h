@@ -44,7 +44,7 @@ template <class Config> struct SourceOf {
 
 /// An optimizer or schedule by its name, such as "AdamW", and its parameters. Empty type: none.
 struct NamedConfig {
-  std::string type;
+  std::string type = {};
   data::Json params = data::Json::Object();
 };
 
@@ -70,7 +70,7 @@ struct Bf16Config {
 /// ZeRO: sharding and communication. Sizes are numbers of elements.
 struct ZeroConfig {
   int64_t stage = 0;
-  std::optional<bool> overlap_comm;  ///< overlap communication with computation; default: true
+  std::optional<bool> overlap_comm = {};  ///< overlap communication with computation; default: true
   bool reduce_scatter = true;
   int64_t reduce_bucket_size = 6'500'000;
   bool ignore_unused_parameters = true;
@@ -82,15 +82,15 @@ struct ZeroConfig {
   int64_t stage3_max_reuse_distance = 0;
   int64_t stage3_module_granularity_threshold = 0;
   bool stage3_gather_16bit_weights_on_model_save = false;
-  zero::OffloadOptimizer offload_optimizer;
-  zero::OffloadParam offload_param;
+  zero::OffloadOptimizer offload_optimizer = {};
+  zero::OffloadParam offload_param = {};
 };
 
 /// Activation checkpointing; see parallel/activation_checkpoints.h.
 struct ActivationCheckpointingConfig {
   bool enabled = false;  ///< true: checkpoint every block, even if the model does not ask for it
   bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
-  std::optional<int64_t> number_checkpoints;
+  std::optional<int64_t> number_checkpoints = {};
   bool synchronize_checkpoint_boundary = false, profile = false;
 };
 
@@ -108,7 +108,7 @@ struct EmaConfig {
 struct CheckpointConfig {
   int64_t keep = 0;                     ///< number of newest checkpoints to keep; 0: all
   std::string tag_validation = "warn";  ///< when ranks save under different tags: "ignore", "warn" or "fail"
-  CheckpointWriterConfig writer;
+  CheckpointWriterConfig writer = {};
 };
 
 /// Options of tensor parallelism. With sequence_parallel, each rank holds only a part of the sequence between the
@@ -137,7 +137,7 @@ struct PipelineConfig {
 
 /// The dtype in which gradients are summed.
 struct DataTypesConfig {
-  std::optional<std::string> grad_accum_dtype;  ///< "fp32", "fp16", "bf16"; default: dtype of the parameters
+  std::optional<std::string> grad_accum_dtype = {};  ///< "fp32", "fp16", "bf16"; default: dtype of the parameters
 };
 
 /// The whole configuration. Construct it directly, or read it from a file with read_config().
@@ -149,33 +149,33 @@ struct Config {
   bool managed_gradient_accumulation = true;
 
   NamedConfig optimizer, scheduler;
-  EmaConfig ema;
+  EmaConfig ema = {};
   double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
   bool prescale_gradients = false;       ///< true: divide gradients by ranks x accumulation before the sum, not after
   double gradient_predivide_factor = 1;  ///< divide by this before the sum, by (ranks x accumulation) / this after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
-  std::optional<std::string> communication_data_type;
+  std::optional<std::string> communication_data_type = {};
 
-  Fp16Config fp16;
-  Bf16Config bf16;
-  DataTypesConfig data_types;
-  ZeroConfig zero_optimization;
-  zero::AioOptions aio;
-  ActivationCheckpointingConfig activation_checkpointing;
-  CheckpointConfig checkpoint;
-  PipelineConfig pipeline;
-  TensorParallelConfig tensor_parallel;
-  ContextParallelConfig context_parallel;
+  Fp16Config fp16 = {};
+  Bf16Config bf16 = {};
+  DataTypesConfig data_types = {};
+  ZeroConfig zero_optimization = {};
+  zero::AioOptions aio = {};
+  ActivationCheckpointingConfig activation_checkpointing = {};
+  CheckpointConfig checkpoint = {};
+  PipelineConfig pipeline = {};
+  TensorParallelConfig tensor_parallel = {};
+  ContextParallelConfig context_parallel = {};
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
-  std::optional<int64_t> steps_per_print;  ///< steps between two printed lines; default: never
+  std::optional<int64_t> steps_per_print = {};  ///< steps between two printed lines; default: never
   bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
 
-  std::string origin = "config";            ///< the file, for messages
-  std::set<std::string> given;              ///< keys that the file sets: "zero_optimization.stage"
-  std::map<std::string, data::Json> inert;  ///< values of given keys that have no effect here
-  std::vector<std::string> warnings;        ///< about keys without effect, deprecated keys and doubtful values
+  std::string origin = "config";                 ///< the file, for messages
+  std::set<std::string> given = {};              ///< keys that the file sets: "zero_optimization.stage"
+  std::map<std::string, data::Json> inert = {};  ///< values of given keys that have no effect here
+  std::vector<std::string> warnings = {};        ///< about keys without effect, deprecated keys and doubtful values
 
   mutable std::map<std::type_index, std::any> sections;  ///< see section(); reading a key adds its section
 

@@ -273,7 +273,8 @@ class Module {
   bool training_ = true;
 };
 
-/// Adds operator() to a module: "before" hooks, Derived::forward(args...), "after" hooks.
+/// Adds operator() to a module: "before" hooks, Derived::forward(args...), "after" hooks. A struct that derives from
+/// Derived replaces forward() only if Derived declares it virtual.
 template <class Derived> class Layer : public Module {
  public:
   /// Calls forward() with the hooks around it. Without hooks it is a plain call.

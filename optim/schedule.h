@@ -1,6 +1,7 @@
 #pragma once
-// Learning-rate schedules with the names and options of PyTorch and DeepSpeed. A schedule sets the optimizer's "lr" at
-// construction (step 0) and at every step(); call step() once after each optimizer step.
+// Learning-rate schedules with the names and options of PyTorch and DeepSpeed; StepLR, CosineAnnealingLR, OneCycleLR
+// and their kin are in <lockstep/optimizers.h>. A schedule sets the optimizer's "lr" at construction (step 0) and at
+// every step(); call step() once after each optimizer step.
 //
 // A rate is a closed formula of the step and the base rate, Optimizer::initial_lr(). If another schedule or set_lr()
 // has changed the rate, step() multiplies the changed rate by formula(t) / formula(t - 1) instead, as PyTorch's

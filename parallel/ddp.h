@@ -44,7 +44,7 @@ struct DdpOptions {
   bool broadcast_buffers = true;        ///< true: broadcast rank 0's buffers before every forward
   bool init_sync = true;                ///< true: the constructor broadcasts rank 0's parameters and buffers
   dist::Algorithm algorithm = dist::Algorithm::automatic;  ///< algorithm of the all-reduce
-  CommHook hook;                                           ///< communicates a bucket; empty: all_reduce with op mean
+  CommHook hook = {};                                      ///< communicates a bucket; empty: all_reduce with op mean
 };
 
 /// Wraps a module for data parallel training. A Reducer (reducer.h) collects gradients; this class reduces them.

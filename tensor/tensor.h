@@ -108,6 +108,7 @@ class Tensor {
   /// the range (NaN becomes 0); integers wrap around in a narrower dtype. Error from complex to real.
   Tensor to(DType dtype) const;
   Tensor to(Device device) const;  ///< this tensor if it is there already, else a copy
+  Tensor to(Device device, DType dtype) const { return to(dtype).to(device); }
   /// Copies `source` (broadcast to this shape, converted to this dtype, from any device) into this tensor; returns it.
   const Tensor& copy_(const Tensor& source) const;
   const Tensor& fill_(Scalar value) const;  ///< sets all elements; Error when an integer dtype cannot hold the value

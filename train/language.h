@@ -26,9 +26,9 @@ LanguageModel load_language_model(const std::string& path, bool average = false,
                                   const data::Json& changes = data::Json::Object());
 /// Options of commands that use a model.
 struct ModelOptions : CommonOptions {
-  std::string model;
-  std::map<std::string, std::string> changes;  ///< by the key of their ModelChange; "": none
-  std::map<std::string, std::string> runners;  ///< values of the options of model_runners(); "": not given
+  std::string model = {};
+  std::map<std::string, std::string> changes = {};  ///< by the key of their ModelChange; "": none
+  std::map<std::string, std::string> runners = {};  ///< values of the options of model_runners(); "": not given
 };
 /// Adds the model's folder, the options of changes and the common options to a command. With `shared`, also adds the
 /// options of model_runners(), by which the ranks of a launched job share the model.

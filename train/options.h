@@ -26,41 +26,41 @@ struct ParallelOptions {
   int ranks = 0;                  ///< ranks as threads of this process; 0: the ranks of the job, or one process alone
   int64_t accumulate = 1;         ///< micro-batches per step on each rank
   std::string offload = "none";   ///< for ZeRO: cpu, or nvme:FOLDER
-  std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
-  std::string trace;              ///< folder for the ranks' timelines; of one rank also a file
-  std::string identity;           ///< text about build and options, which must be equal on all ranks
+  std::string trace_bits = {};    ///< file for a line of hashes per step, for `lockstep verify`
+  std::string trace = {};         ///< folder for the ranks' timelines; of one rank also a file
+  std::string identity = {};      ///< text about build and options, which must be equal on all ranks
   void read_strategy(const std::string& text);  ///< parses "ddp", "dp:2"
 };
 
 /// Options of all training programs.
 struct CommonOptions {
-  std::string out;      ///< folder for metrics.jsonl, config.json and checkpoints
-  bool resume = false;  ///< true: continue from the checkpoint in `out`
-  bool ema = false;     ///< true, in programs that use a run: evaluate with averaged parameters
-  bool json = false;    ///< true: print the final figures as JSON
-  int threads = 0;      ///< threads of operations; 0: all cores
+  std::string out = {};  ///< folder for metrics.jsonl, config.json and checkpoints
+  bool resume = false;   ///< true: continue from the checkpoint in `out`
+  bool ema = false;      ///< true, in programs that use a run: evaluate with averaged parameters
+  bool json = false;     ///< true: print the final figures as JSON
+  int threads = 0;       ///< threads of operations; 0: all cores
   uint64_t seed = 1;
   std::string device = "cpu";  ///< cpu, cuda, cuda:N
   /// Other names for options in Errors, if the caller has no command line: {{"--out", "output_dir"}}.
-  std::vector<std::pair<std::string, std::string>> names;
+  std::vector<std::pair<std::string, std::string>> names = {};
   /// The name by which Errors call an option: that in `names`, else the option itself.
   std::string name_of(const std::string& option) const;
-  ParallelOptions parallel;
+  ParallelOptions parallel = {};
 };
 
 /// Options of programs that train with a Trainer.
 struct TrainOptions : CommonOptions {
-  std::string config;            ///< the engine's configuration: a file or JSON text
-  std::vector<std::string> set;  ///< keys of the configuration, "zero_optimization.stage=2"
-  std::string plan;              ///< how ranks share the work: "dp2+pp2+tp2+zero1"
-  bool no_graph = false;         ///< CUDA: true: run steps directly instead of recording and replaying graphs
+  std::string config = {};            ///< the engine's configuration: a file or JSON text
+  std::vector<std::string> set = {};  ///< keys of the configuration, "zero_optimization.stage=2"
+  std::string plan = {};              ///< how ranks share the work: "dp2+pp2+tp2+zero1"
+  bool no_graph = false;              ///< CUDA: true: run steps directly instead of recording and replaying graphs
   /// "f32", "tf32" (on devices that have it), "bf16" (parameters, with f32 master weights), "f16" (autocast), and those
   /// of extensions (engine/section.h); "auto": bf16 on CUDA devices with tensor cores for bf16, else f32.
   std::string precision = "auto";
   int64_t batch = 16;                      ///< samples of a micro-batch
   int64_t epochs = 1, steps = 0;           ///< passes over the data; steps of the run (0: those of all epochs)
   int64_t eval_every = 0, save_every = 0;  ///< in steps; 0: at the end of each epoch, or of the run
-  std::vector<std::string> given;          ///< options that are on the command line, without "--"
+  std::vector<std::string> given = {};     ///< options that are on the command line, without "--"
   /// True if the option is on the command line.
   bool is_given(std::string_view option) const;
 };

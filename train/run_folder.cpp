@@ -166,6 +166,7 @@ void Trainer::Impl::resume() {
   if (const auto scale = number("scaler.scale"))
     scaler.load_state({{"scale", *scale}, {"growth_tracker", number("scaler.growth_tracker").value_or(0)}});
   best = number("best");
+  smoothed_loss = number("smoothed_loss").value_or(NAN);
   if (const Json* const states = loaded->client_state.find("callbacks"))
     for (const Callback& callback : o.callbacks)
       if (const Json* own = states->find(callback.name); own && callback.load_state) callback.load_state(*own);
@@ -190,6 +191,7 @@ void Trainer::Impl::save() {
   if (job.autocast() == f16)
     state["scaler.scale"] = scaler.scale_value(), state["scaler.growth_tracker"] = double(scaler.growth_tracker());
   if (best) state["best"] = *best;
+  if (!std::isnan(smoothed_loss)) state["smoothed_loss"] = smoothed_loss;
   for (const Callback& callback : o.callbacks)
     if (callback.state) state["callbacks"][callback.name] = callback.state();
   if (this->state) state["trainer_state"] = this->state->json(true);

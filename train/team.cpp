@@ -125,12 +125,13 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
     dist::Rendezvous place = dist::Rendezvous::from_environment();
     if (place.world_size > 1) rank_of_process = place.rank;
     place.identity = o.identity;
-    dist::init(place);
+    const bool joined = dist::is_initialized();  // before, by an Accelerator or by the program
+    if (!joined) dist::init(place);
     dist::guard([&] {
       Team team(&dist::world());
       body(team);
     });
-    dist::shutdown();
+    if (!joined) dist::shutdown();
   }
   if (stopped_by && !environment_flag("LOCKSTEP_SIGNAL_EXIT_ZERO")) throw Stopped(stopped_by);
 }

@@ -70,15 +70,16 @@ struct ZeroOptions {
   int64_t reduce_bucket_size = 6'500'000;  ///< size of a unit, parameters communicated together (25 MiB in f32)
   /// True: reduce gradients by reduce-scatter; false: by all-reduce, which sends twice the bytes. Same results.
   bool reduce_scatter = true;
-  bool ignore_unused_parameters = false;         ///< true: skip parameters without gradient; false: Error
-  std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
-  NonFinite nonfinite = NonFinite::error;        ///< what to do with NaN and infinity in gradients
-  bool hooks = true;                   ///< backward gives ZeRO the gradients; false: Zero::add() does, below stage 3
-  bool init_sync = true;               ///< true: the constructor broadcasts rank 0's parameters and buffers
-  int64_t sub_group_size = 1 << 21;    ///< elements that the optimizer updates at a time: a tile
-  OffloadOptimizer offload_optimizer;  ///< offload of optimizer state, in any stage
-  AioOptions aio;                      ///< reading and writing of files
-  ExpertParameters experts;            ///< parameters that are not on every rank; empty: none
+  bool ignore_unused_parameters = false;  ///< true: skip parameters without gradient; false: Error
+  /// Dtype in which gradients are reduced. Default: the parameters'.
+  std::optional<DType> communication_data_type = {};
+  NonFinite nonfinite = NonFinite::error;  ///< what to do with NaN and infinity in gradients
+  bool hooks = true;                 ///< backward gives ZeRO the gradients; false: Zero::add() does, below stage 3
+  bool init_sync = true;             ///< true: the constructor broadcasts rank 0's parameters and buffers
+  int64_t sub_group_size = 1 << 21;  ///< elements that the optimizer updates at a time: a tile
+  OffloadOptimizer offload_optimizer = {};  ///< offload of optimizer state, in any stage
+  AioOptions aio = {};                      ///< reading and writing of files
+  ExpertParameters experts = {};            ///< parameters that are not on every rank; empty: none
 
   // Stage 3
   int64_t prefetch_bucket_size = 5'000'000;         ///< elements to prefetch; 0: no prefetch
@@ -87,8 +88,8 @@ struct ZeroOptions {
   int64_t max_live_parameters = 1'000'000'000;      ///< elements of gathered units, beyond which nothing is prefetched
   /// A unit stays gathered if at most this many other elements are gathered before its next use. 0: it never stays.
   int64_t max_reuse_distance = 0;
-  int64_t module_size = 0;     ///< modules of at most this size are gathered together with all modules below them
-  OffloadParam offload_param;  ///< offload of parameter shards
+  int64_t module_size = 0;          ///< modules of at most this size are gathered together with all modules below them
+  OffloadParam offload_param = {};  ///< offload of parameter shards
 };
 
 struct StepReport;

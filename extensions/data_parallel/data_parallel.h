@@ -38,10 +38,10 @@ enum class Reduce { root, cpu, ring };
 
 /// Options of DataParallel.
 struct DataParallelOptions {
-  std::vector<Device> devices;   ///< devices to use; empty: all devices of the module's type
-  std::optional<Device> output;  ///< device of the joined outputs; default: devices[0]
-  int64_t dim = 0;               ///< batch dimension of inputs and outputs
-  Reduce reduce = Reduce::root;  ///< how parameters and gradients are moved
+  std::vector<Device> devices = {};   ///< devices to use; empty: all devices of the module's type
+  std::optional<Device> output = {};  ///< device of the joined outputs; default: devices[0]
+  int64_t dim = 0;                    ///< batch dimension of inputs and outputs
+  Reduce reduce = Reduce::root;       ///< how parameters and gradients are moved
 };
 
 namespace detail {

@@ -80,11 +80,11 @@ class TrafficCounter {
 
 /// The division of one forward's batch over the devices, and the counter of the bytes moved.
 struct BatchSplit {
-  std::vector<Device> devices;
+  std::vector<Device> devices = {};
   int64_t dim = 0;
   std::shared_ptr<TrafficCounter> traffic;
-  int64_t batch = -1;          ///< number of samples, known after measure()
-  std::vector<int64_t> sizes;  ///< samples of each device in use, known after finish()
+  int64_t batch = -1;               ///< number of samples, known after measure()
+  std::vector<int64_t> sizes = {};  ///< samples of each device in use, known after finish()
 
   /// Records the batch size of an input. Error if it differs from the batch size of earlier inputs.
   void measure(const Tensor& x);
@@ -110,7 +110,8 @@ template <class K, class T, class C, class A> struct ContainsTensor<std::map<K, 
 template <class T> struct ContainsTensor<std::optional<T>> : ContainsTensor<T> {};
 template <class A, class B>
 struct ContainsTensor<std::pair<A, B>> : std::bool_constant<ContainsTensor<A>::value || ContainsTensor<B>::value> {};
-template <class... Ts> struct ContainsTensor<std::tuple<Ts...>> : std::bool_constant<(ContainsTensor<Ts>::value || ...)> {};
+template <class... Ts>
+struct ContainsTensor<std::tuple<Ts...>> : std::bool_constant<(ContainsTensor<Ts>::value || ...)> {};
 template <class T> inline constexpr bool contains_tensor = ContainsTensor<std::remove_const_t<T>>::value;
 
 // --- one traversal for measuring and splitting inputs and joining outputs ---

@@ -22,13 +22,13 @@ struct FlopsProfilerConfig {
   bool enabled = false;
   int64_t profile_step = 1, module_depth = -1, top_modules = 1;
   bool detailed = true;
-  std::optional<std::string> output_file;
+  std::optional<std::string> output_file = {};
 };
 
 /// Training curves are written to the folder JOB_NAME in OUTPUT_PATH.
 struct MonitorConfig {
   bool enabled = false;
-  std::string output_path;
+  std::string output_path = {};
   std::string job_name = "DeepSpeedJobName";
 };
 struct TensorBoardConfig : MonitorConfig {};  ///< the section "tensorboard"
@@ -37,7 +37,7 @@ struct CsvMonitorConfig : MonitorConfig {};   ///< the section "csv_monitor"
 /// The section "comms_logger"; see CommsLogger.
 struct CommsLoggerConfig {
   bool enabled = false, verbose = false, prof_all = true, debug = false;
-  std::vector<std::string> prof_ops;
+  std::vector<std::string> prof_ops = {};
 };
 
 /// A point of a curve.

@@ -14,7 +14,7 @@ struct CsvOptions {
   char delimiter = ',';
   bool header = true;  ///< true: the first line names the columns
   /// Names of the columns to read, in this order; empty reads all. Columns that are not read may contain text.
-  std::vector<std::string> columns;
+  std::vector<std::string> columns = {};
   bool empty_is_nan = false;  ///< true: an empty field becomes NaN (f32 and f64 only); false: it is an Error
   DType dtype = f32;          ///< f32, f64 or i64
 };

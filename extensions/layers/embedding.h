@@ -9,7 +9,7 @@ namespace lockstep {
 /// Options of embedding() and nn::with_options().
 struct EmbeddingOptions {
   /// Each row that is looked up and whose norm is larger is first scaled down to it, in place, as in PyTorch.
-  std::optional<double> max_norm;
+  std::optional<double> max_norm = {};
   double norm_type = 2;             ///< p of that norm; infinity: the largest |element|
   bool scale_grad_by_freq = false;  ///< true: divide a row's gradient by how often the index has the row
 };

@@ -63,7 +63,7 @@ struct MultiMarginOptions {
   /// Exponent of each term, 1 or 2.
   int p = 1;
   double margin = 1;
-  Tensor weight;  ///< class weights (C); optional
+  Tensor weight = {};  ///< class weights (C); optional
 };
 /// Sum over all classes but the target of max(0, margin - x[target] + x[class])^p, divided by C. target: i64 classes,
 /// (N) or a scalar.
@@ -91,7 +91,7 @@ Variable triplet_margin_loss(const Variable& anchor, const Variable& positive, c
 /// Options of triplet_margin_with_distance_loss(); margin and swap as in TripletOptions.
 struct TripletDistanceOptions {
   /// Called with the inputs in their own dtype; empty: pairwise_distance().
-  std::function<Variable(const Variable&, const Variable&)> distance;
+  std::function<Variable(const Variable&, const Variable&)> distance = {};
   double margin = 1;
   bool swap = false;
 };

@@ -21,7 +21,7 @@ struct SparsityConfig {
   int64_t block = 16;  ///< block size in tokens; multiples of 16 are fast
   /// True: each head draws its own random blocks and pattern; false: all heads share them.
   bool different_layout_per_head = false;
-  std::optional<bool> unidirectional;  ///< default: true in a causal model; false if there is no model
+  std::optional<bool> unidirectional = {};  ///< default: true in a causal model; false if there is no model
   /// Mode fixed (Child et al., 2019): number of blocks in a window. All rows attend to the last num_global_blocks of
   /// each window. With num_different_global_patterns > 1, some heads attend to earlier blocks of the window instead.
   int64_t num_local_blocks = 4;
@@ -34,7 +34,7 @@ struct SparsityConfig {
   std::vector<int64_t> local_window_blocks = {4};   ///< variable: window sizes; the last one repeats
   std::vector<int64_t> global_block_indices = {0};  ///< variable, bslongformer (Beltagy et al., 2020)
   /// Modes variable and bslongformer: the end of each range of global blocks. Default: each range has one block.
-  std::optional<std::vector<int64_t>> global_block_end_indices;
+  std::optional<std::vector<int64_t>> global_block_end_indices = {};
   int64_t num_sliding_window_blocks = 3;  ///< bigbird, bslongformer, local: width of the window around each block
   uint64_t seed = 0;                      ///< random blocks depend on seed, layer and head
   int64_t layer = 0;

@@ -6,7 +6,7 @@ namespace lockstep::engine {
 
 /// The section "summary".
 struct SummaryConfig {
-  std::string folder;  ///< folder for TensorBoard's event files; "": none
+  std::string folder = {};  ///< folder for TensorBoard's event files; "": none
 };
 
 /// The tag of a value of a step's line in metrics.jsonl. evaluated: TrainerOptions::evaluated, such as "val".
