@@ -17,8 +17,8 @@ GradientSum::GradientSum(const std::vector<Variable>& parameters, dist::ProcessG
                  "; unfreeze the parameters to train");
   reducer_.emplace(static_cast<Policy&>(*this), mean_,
                    Reducer::Rules{.name = "GradientSum", .hooks = false, .exposes_grad = true}, std::move(all));
-  // 25 MiB are large enough for collectives, and small enough for caches. Without collectives each parameter has its own
-  // bucket, so that ZeRO can take over the memory of .grad. Results are the same.
+  // 25 MiB are large enough for collectives, and small enough for caches. Without collectives each parameter has its
+  // own bucket, so that ZeRO can take over the memory of .grad. Results are the same.
   const int64_t cap = mean_ ? 25 << 20 : 1;
   reducer_->cut(trained, cap, cap, false);
 }
