@@ -115,8 +115,10 @@ const std::vector<EnvironmentVariable>& environment_variables() {
       {"LOCKSTEP_TCP_STREAMS", Kind::integer, "4; 1 within a machine", "TCP connections between two ranks", 1, 64},
       {"LOCKSTEP_TERMINAL", Kind::flag, "",
        "1: the launcher's stderr is a terminal, so show a progress bar. The launcher sets it"},
-      {"LOCKSTEP_THREADS", Kind::integer, "OMP_NUM_THREADS, else all cores", "threads that an operation may use", 1,
-       4096},
+      {"LOCKSTEP_THREADS", Kind::integer, "OMP_NUM_THREADS, else all cores",
+       "threads that an operation may use. Where other programs use the cores, take fewer, or set "
+       "OMP_WAIT_POLICY=passive: waiting threads spin",
+       1, 4096},
       {"LOCKSTEP_TIMEOUT", Kind::seconds, "600",
        "seconds that ranks wait for each other, in a collective or at the start", 0.001, 1e7},
       {"LOCKSTEP_TOKEN", Kind::text, "",

@@ -88,7 +88,7 @@ class LambdaLR : public Schedule {
 
 /// For LambdaLR: linear warm-up to 1 in `warmup` steps, then half a cosine down to `last` at step `steps` (as in
 /// nanoGPT).
-std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, double last);
+std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, double last = 0);
 
 // --- DeepSpeed ---
 

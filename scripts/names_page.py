@@ -20,6 +20,9 @@ no counterpart, or no row yet. [Differences](differences.md) tells where results
 suffice: `vision` means `#include <lockstep/vision.h>`, and leads to a page about it. Keyword
 arguments are fields of a struct, in the order in which it declares them: `{.lr = 0.1}`.
 
+Members of a tensor give views, conversions and values. What computes is a function: `x.exp()` is
+`ls::exp(x)`, and `logits.argmax(-1)` is `ls::argmax(logits, -1)`.
+
 In the lines `t` and `u` are tensors, `x`, `y`, `w` and `b` are variables, `net` is a module, `opt`
 an optimizer and `group` a process group. [All of them](#variables) are listed at the end.
 """

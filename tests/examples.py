@@ -3,6 +3,7 @@
 
 tests/examples.py BUILD_FOLDER          ends with "N passed, N failed"
 """
+import json
 import os
 import pathlib
 import re
@@ -166,6 +167,18 @@ if example("guide_a_device_map").exists():
     for words, dtype in (([], "f32"), (["--load-in-8bit"], "i8"), (["--dtype", "fp16"], "f16")):
         r = run(example("guide_a_device_map"), pathlib.Path(__file__).resolve().parents[1] / "extensions/hugging_face/tests/golden/models/llama_main", *words, LOCKSTEP_CPU_DEVICES="2")
         check(f"guide_a device map {words}", r.returncode == 0 and len(re.findall(rf"^\d+,\tblocks\.\d\.mlp\.up\.\S+\tcpu:[01]\t{dtype}$", r.stdout, re.M)) == 2 and "cpu:1" in r.stdout, r.stdout + r.stderr)
+
+# Programs that somebody wrote from the guides and docs/ alone. Each ends with 0 if its losses fell as far as it expects.
+for name, launcher in (("guide_b_checkpoint", []), ("guide_b_fp16_loop", [lockstep, "run", "--nproc", 2, "--"]), ("guide_b_moe", []), ("guide_b_offload", []), ("guide_b_vae", [])):
+    if example(name).exists():
+        with tempfile.TemporaryDirectory() as d:
+            works(name, [*launcher, example(name)], cwd=d, OMP_NUM_THREADS="1")
+if example("guide_a_siamese").exists():
+    with tempfile.TemporaryDirectory() as d:
+        for folder, words in (("whole", ["--epochs", 2]), ("parts", ["--epochs", 1]), ("parts", ["--epochs", 2, "--resume"])):
+            r = works(f"guide_a_siamese {folder}", [example("guide_a_siamese"), *words, "--out", folder, "--json"], lambda r: '"val_f1"' in r.stdout, cwd=d)
+        whole, parts = ((pathlib.Path(d) / folder / "metrics.jsonl").read_text().splitlines() for folder in ("whole", "parts"))
+        check("guide_a_siamese, resumed", len(whole) == len(parts) == 64 and [json.loads(a)["loss"] for a in whole] == [json.loads(b)["loss"] for b in parts], r.stdout)
 
 # Its training with DeepSpeed: starts, and resumes from its checkpoint with another number of ranks.
 with tempfile.TemporaryDirectory() as d:

@@ -2,7 +2,8 @@
 """The core and its extensions: which files are which, and counts that may only fall.
 
 The core is what Lockstep exists for; everything else stands on it, in extensions/NAME/. A count above its limit fails;
-so does one that fell well below it, until the limit follows. --lower writes the limits down. The last line is
+so does one that fell well below it, until the limit follows. --lower writes the limits down. Only the lines of all
+source and of tests may get a higher limit, together with a new feature in extensions/ and its tests. The last line is
 "N passed, N failed".
 """
 import pathlib
@@ -26,6 +27,8 @@ LIMITS = {
     "headers behind lockstep.h": (67, 70),
     "members of the largest struct": (34, 40),
 }
+
+GROW = ("lines of source, bench/ and examples/", "lines of tests")  # with features in extensions/
 
 SOURCES = (".h", ".cpp", ".cu", ".def", ".inc")
 
@@ -110,7 +113,7 @@ def main():
         limit, goal = LIMITS[name]
         print(f"{name}: {count} (at most {limit}, to come to {goal})")
         if count > limit:
-            print("  above its limit: move or delete something; a limit is never raised")
+            print("  above its limit: move or delete something" + ("" if name in GROW else "; this limit is never raised"))
         elif count + slack(count) < limit:
             print("  below its limit: run tests/house.py --lower, so that the limit follows")
         failed += count > limit or count + slack(count) < limit

@@ -100,7 +100,11 @@ int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const Exp
     LOCKSTEP_CHECK(!turned || tensor.shape.rank() == 2, op, "expected ", name,
                    " to be a matrix, because the new names store it transposed, got ", tensor.shape,
                    "; export with other names, or without renaming");
-    LOCKSTEP_CHECK(sources.emplace(there, Source{name, turned}).second, op, "two tensors would be called ", there,
+    // A run in 16 bits also saves its parameters in f32, as the optimizer's master weights.
+    const std::string master = "optimizer.master." + name.substr(options.prefix.size());
+    const bool has_master = options.prefix == "model." && options.dtype == f32 && tensor.dtype != f32;
+    const std::string& from = has_master && m.tensors.count(master) ? master : name;
+    LOCKSTEP_CHECK(sources.emplace(there, Source{from, turned}).second, op, "two tensors would be called ", there,
                    "; the second is ", name, "; give each a name of its own");
     entries.push_back({there, is_floating(tensor.dtype) ? options.dtype : tensor.dtype,
                        turned ? Shape{tensor.shape[1], tensor.shape[0]} : tensor.shape});

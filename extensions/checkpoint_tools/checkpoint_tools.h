@@ -38,7 +38,8 @@ struct ExportOptions {
   std::function<std::pair<std::string, bool>(const std::string& name)> rename = {};
 };
 /// Writes a plain safetensors file atomically: an earlier file stays intact until the new one is complete. Tied tensors
-/// are written once, with their other names in the metadata, as by safetensors. Returns the number of tensors.
+/// are written once, with their other names in the metadata, as by safetensors. In f32, parameters of 16 bits are the
+/// master weights that were saved with them. Returns the number of tensors.
 int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const ExportOptions& options = {});
 
 }  // namespace lockstep::checkpoints

@@ -24,6 +24,20 @@ TEST_CASE("verify names everything that is wrong, also files that do not belong 
   CHECK_ERROR(open_checkpoint(saved.dir / "none", "", quiet), "holds no checkpoint");
 }
 
+TEST_CASE("export: in f32, master weights in place of the parameters of 16 bits") {
+  const TempDir dir;
+  const Tensor weight = randn({5, 3}), count = Tensor::from<int64_t>({7}, {1});
+  save(dir.str(), "new",
+       {.pieces = {full("model.w", weight.to(bf16)), full("model.n", count), full("optimizer.master.w", weight)}});
+  auto opened = open_checkpoint(dir.str(), "", quiet);
+  for (const DType dtype : {f32, bf16, f64}) {
+    CHECK(export_checkpoint(opened, dir / "w", {.dtype = dtype}) == 2);
+    const auto file = data::SafeTensors::open(dir / "w");
+    CHECK(equal(file.tensor("w"), dtype == f32 ? weight : weight.to(bf16).to(dtype)));
+    CHECK(equal(file.tensor("n"), count));
+  }
+}
+
 TEST_CASE("merge: the same in one file; export: plain safetensors") {
   const Saved saved;
   auto opened = open_checkpoint(saved.dir.str(), "", quiet);
