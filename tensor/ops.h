@@ -37,8 +37,9 @@ Tensor linspace(double start, double end, int64_t steps, TensorOptions options =
 Tensor eye(int64_t n, int64_t m = -1, TensorOptions options = {});  ///< (n, m) with ones on the diagonal; m = -1: m = n
 Tensor rand(const Shape& shape, TensorOptions options = {});        ///< uniform in [0, 1)
 Tensor randn(const Shape& shape, TensorOptions options = {});       ///< standard normal
-/// rand() and randn() with x's shape, dtype and device.
+/// rand() with x's shape, dtype and device.
 inline Tensor rand_like(const Tensor& x) { return rand(x.shape(), {.dtype = x.dtype(), .device = x.device()}); }
+/// randn() with x's shape, dtype and device.
 inline Tensor randn_like(const Tensor& x) { return randn(x.shape(), {.dtype = x.dtype(), .device = x.device()}); }
 /// Uniform integers in [low, high). Error when the dtype cannot represent all of them exactly.
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});

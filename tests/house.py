@@ -19,8 +19,8 @@ from public_headers import behind  # noqa: E402
 # The most that each count may be, and where it shall come.
 LIMITS = {
     "lines of the core": (74899, 75000),
-    "lines of source, bench/ and examples/": (125714, 114000),
-    "lines of tests": (65013, 60000),
+    "lines of source, bench/ and examples/": (131000, 114000),
+    "lines of tests": (68900, 60000),
     "includes of an extension's header in the core": (0, 0),
     "types of extensions that the core names": (0, 0),
     "pairs of extensions that include each other's headers": (0, 0),

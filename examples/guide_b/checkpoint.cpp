@@ -68,13 +68,13 @@ int main() {
   auto opened =
       ls::checkpoints::open_checkpoint("checkpoints", "", [](const std::string& w) { std::cerr << w << "\n"; });
   ls::checkpoints::export_checkpoint(opened, "model.safetensors");
-  SimpleModel whole;
+  SimpleModel restored;
   const auto file = ls::data::SafeTensors::open("model.safetensors");
   ls::nn::State state;
   for (const std::string& name : file.names()) state.emplace_back(name, file.tensor(name));
-  whole.load_state(state);
+  restored.load_state(state);
   const ls::Tensor x = ls::randn({256, 10});
-  const double error = ls::mse_loss(whole(x), ls::sin(ls::sum(x, {1}, true))).item();
+  const double error = ls::mse_loss(restored(x), ls::sin(ls::sum(x, {1}, true))).item();
   std::cout << "error of the full weights on new data: " << error << "\n";
   return straight == resumed && error < 1 ? 0 : 1;
 }
